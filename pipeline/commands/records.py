@@ -138,7 +138,8 @@ def convert(
     Example: learner records convert artifacts/model.mpk.gz model.safetensors
     """
     from stages.records.formats import find_format, read, write
-    from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
+    from stages.records.precision import PRECISIONS
+    from stages.records.tools.conversion import add_types, convert_record, find_lossy_tensors
 
     before = find_format(source)
     after = _format_by_name(recorder) if recorder else find_format(target)

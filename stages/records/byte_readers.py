@@ -5,6 +5,7 @@ memory for a declared length before it has checked that length.
 """
 
 import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -110,3 +111,26 @@ class PlainReader:
         self.offset += count
         if count != size:
             raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - count} bytes early")
+
+
+def rechunk(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray | memoryview]:
+    """Yield the bytes of *pieces* in blocks of *size* bytes; the last one may be shorter.
+
+    A block within a piece is a view of it, and any other block a copy.
+    """
+    block = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while view:
+            added = view[: size - len(block)]
+            view = view[len(added) :]
+            if len(added) == size:
+                yield added
+                continue
+            block += added
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block

@@ -3,12 +3,11 @@
 This module does not import torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from stages.contracts.errors import RecordError
 from stages.contracts.files import open_atomic
@@ -17,7 +16,7 @@ from stages.records.bincode import writer as bincode_writer
 from stages.records.burn_metadata import pack_record, unpack_record
 from stages.records.burnpack import reader as burnpack_reader
 from stages.records.burnpack import writer as burnpack_writer
-from stages.records.byte_readers import ByteReader, PlainReader
+from stages.records.byte_readers import ByteReader, PlainReader, rechunk
 from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.json_format import reader as json_reader
 from stages.records.json_format import writer as json_writer
@@ -177,7 +176,8 @@ def write(
     pieces = CheckedPieces(record, form, limit=limit)
     with open_atomic(path) as file:
         if not form.gzipped:
-            write_joined(pieces, file)
+            for block in rechunk(pieces, WRITE_SIZE):
+                file.write(block)
         elif compression:
             write_compressed(pieces, file, threads=threads, values=pieces.counts.values)
         else:
@@ -249,19 +249,6 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
     if metadata is None:
         raise RecordError(f"{path} has no metadata; it is not a bincode record")
     return metadata
-
-
-def write_joined(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
-    """Write *pieces* to *file*, joining small ones."""
-    waiting = bytearray()
-    for piece in pieces:
-        if len(waiting) + len(piece) < WRITE_SIZE:
-            waiting += piece
-            continue
-        file.write(waiting)
-        file.write(piece)  # a long piece is written without a copy
-        waiting = bytearray()
-    file.write(waiting)
 
 
 def _open(path: Path, form: Format, limit: int | None) -> ByteReader:

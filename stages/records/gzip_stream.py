@@ -7,7 +7,7 @@ smallest size that it accepts.
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +15,7 @@ import numpy as np
 from isal import igzip_lib, igzip_threaded, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob
+from stages.records.byte_readers import Blob, rechunk
 from stages.records.limits import ADVICE, LARGEST_RATIO, Limits, least_size
 
 CHUNK = 1 << 19
@@ -47,7 +47,7 @@ def write_compressed(
     with igzip_threaded.open(file, "wb", _LEVEL, threads=threads, block_size=CHUNK) as packed_file:
         file.seek(0)
         file.write(HEADER)  # isal's header has the level and the system in each other's place
-        for chunk in _cut(pieces, CHUNK):
+        for chunk in rechunk(pieces, CHUNK):
             packed_file.write(chunk)
             length += len(chunk)
         packed_file.flush()
@@ -59,28 +59,12 @@ def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
     """Write *pieces* to *file* as a member that is not compressed."""
     length = checksum = 0
     file.write(HEADER)
-    for block in _cut(pieces, BLOCK):
-        file.write(struct.pack("<BHH", 0, len(block), len(block) ^ 0xFFFF) + block)
+    for block in rechunk(pieces, BLOCK):
+        file.write(struct.pack("<BHH", 0, len(block), len(block) ^ 0xFFFF))
+        file.write(block)
         checksum = isal_zlib.crc32(block, checksum)
         length += len(block)
     file.write(_LAST_STORED + struct.pack("<II", checksum, length & 0xFFFFFFFF))
-
-
-def _cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray]:
-    """Yield the bytes of *pieces* in blocks of *size*; the last one may be shorter."""
-    block = bytearray()
-    for piece in pieces:
-        view = memoryview(piece)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        while view:
-            added = view[: size - len(block)]
-            block += added
-            view = view[len(added) :]
-            if len(block) == size:
-                yield block
-                block = bytearray()
-    if block:
-        yield block
 
 
 class GzipReader:

@@ -1,6 +1,6 @@
 """Precision of numbers in a file: Burn's precision settings, applied piece by piece while writing."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.records.byte_readers import rechunk
 from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES, NUMPY
 from stages.records.record_tree import RawTensor
 
@@ -57,6 +58,8 @@ DoublePrecision = Precision("DoublePrecisionSettings", "f64", "i64", "F64", "I64
 """Preserves every value that torch or Burn can represent."""
 OriginalPrecision = Precision("FullPrecisionSettings", "f32", "i32", None, None)
 """Keeps the type of every tensor, bit for bit; the metadata declares full precision."""
+PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
+"""The precisions by their names in params."""
 
 
 def _convert_pieces(tensor: RawTensor, target: str) -> Iterator[memoryview]:
@@ -90,23 +93,5 @@ def _iter_chunks(tensor: RawTensor, target_size: int) -> Iterator[Array]:
     """Yield the elements of *tensor* in arrays that are neither empty nor larger than `PIECE_SIZE`."""
     size = ITEM_SIZES[tensor.dtype]
     step = PIECE_SIZE // max(size, target_size) * size
-    for piece in _align_pieces(tensor.pieces(), size):
-        for start in range(0, len(piece), step):
-            yield np.frombuffer(piece[start : start + step], NUMPY[tensor.dtype])
-
-
-def _align_pieces(pieces: Iterable[memoryview], size: int) -> Iterator[memoryview]:
-    """Yield *pieces* split at multiples of *size* bytes, so that no element spans two pieces."""
-    rest = b""
-    for piece in pieces:
-        view = memoryview(piece).cast("B")
-        if rest:
-            missing = min(size - len(rest), len(view))
-            rest, view = rest + bytes(view[:missing]), view[missing:]
-            if len(rest) == size:
-                yield memoryview(rest)
-                rest = b""
-        end = len(view) - len(view) % size
-        if end:
-            yield view[:end]
-        rest += bytes(view[end:])
+    for chunk in rechunk(tensor.pieces(), step):
+        yield np.frombuffer(chunk, NUMPY[tensor.dtype])

@@ -141,3 +141,8 @@ def map_leaves(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
     if isinstance(node, list | tuple):
         return type(node)(map_leaves(value, change) for value in node)
     return change(node)
+
+
+def convert_tensors(node: Tree, convert: Callable[[RawTensor], Tree]) -> Tree:
+    """Return *node* with the result of *convert* in the place of each `RawTensor`."""
+    return map_leaves(node, lambda leaf: convert(leaf) if isinstance(leaf, RawTensor) else leaf)

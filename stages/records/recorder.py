@@ -13,8 +13,8 @@ from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
 from stages.records.dotted_names import flatten, unflatten
 from stages.records.formats import FORMATS, Format
-from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
-from stages.records.record_tree import RawTensor, Record, Tree, map_leaves
+from stages.records.precision import PRECISIONS, FullPrecision, HalfPrecision, Precision
+from stages.records.record_tree import RawTensor, Record, Tree, convert_tensors, map_leaves
 from stages.records.safetensors_format.shards import is_index, read_index
 from stages.records.tensors import from_raw, to_raw
 from stages.records.torch_files.reader import is_torch_file, read_state_dict
@@ -188,7 +188,6 @@ def BinBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # 
 
 
 RECORDERS: dict[str, type[FileRecorder]] = {kind.form.name: kind for kind in FileRecorder.__subclasses__()}
-PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
 
 
 def DefaultRecorder() -> FileRecorder:  # noqa: N802  Burn's name
@@ -240,7 +239,7 @@ def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
 
 def to_torch_tree(item: Tree) -> Tree:
     """Return *item* with torch tensors in place of raw tensors, over the same memory."""
-    return map_leaves(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
+    return convert_tensors(item, from_raw)
 
 
 def _convert_tensors(item: Tree, precision: Precision) -> Tree:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import RawTensor, Some, Tree, Variant, map_leaves
+from stages.records.record_tree import RawTensor, Tree, map_leaves, strip_type_hints
 from stages.records.torch_modules.skeleton import Slot
 
 TORCH_DTYPES = {
@@ -79,13 +79,7 @@ def from_raw(raw: RawTensor) -> Tensor:
 
 def to_raw_tree(node: Tree) -> Tree:
     """Return *node* as a named format would load it, with raw tensors in place of torch tensors."""
-    if isinstance(node, dict):
-        return {key: to_raw_tree(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [to_raw_tree(value) for value in node]
-    if isinstance(node, Some | Variant):
-        return to_raw_tree(node.value) if isinstance(node, Some) else {node.name: to_raw_tree(node.value)}
-    return to_raw(node) if isinstance(node, Tensor) else node
+    return map_leaves(strip_type_hints(node), lambda leaf: to_raw(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def replace_tensors(node: Tree, change: Callable[[Tensor], Tensor]) -> Tree:

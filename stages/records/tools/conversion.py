@@ -7,13 +7,7 @@ from stages.records.bincode.dtype_tables import parse_version
 from stages.records.burn_metadata import BURN_VERSION, build_metadata
 from stages.records.dtypes import FLOATS, ITEM_SIZES
 from stages.records.formats import Format
-from stages.records.precision import (
-    DoublePrecision,
-    FullPrecision,
-    HalfPrecision,
-    OriginalPrecision,
-    Precision,
-)
+from stages.records.precision import DoublePrecision, HalfPrecision, OriginalPrecision, Precision
 from stages.records.record_tree import (
     Map,
     Metadata,
@@ -23,10 +17,10 @@ from stages.records.record_tree import (
     Some,
     Tree,
     Variant,
+    convert_tensors,
     iter_leaves,
 )
 
-PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
 FIRST_BYTES_VERSION = (0, 14)
 """The first version of Burn that writes a tensor as bytes, shape and dtype."""
 
@@ -38,7 +32,7 @@ def convert_record(record: Record, form: Format, precision: Precision | None = N
     of the floats if the record has no metadata. The version of Burn is kept if it is 0.14 or later, which is
     when tensors got their present layout.
     """
-    item = record.item if precision is None else _in_precision(record.item, precision)
+    item = record.item if precision is None else convert_tensors(record.item, precision.convert)
     metadata = build_metadata(form.type_name, precision or _settings(record))
     return Record(item, replace(metadata, version=_version(record.metadata)), record.extra)
 
@@ -106,21 +100,6 @@ def _add_types_to_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: st
         add_types(one, example, f"{path}.{i}")
         for i, (one, example) in enumerate(zip(node, examples, strict=True))
     )
-
-
-def _in_precision(node: Tree, precision: Precision) -> Tree:
-    """Return *node* with its tensors in *precision*, keeping the markers that bincode needs."""
-    if isinstance(node, RawTensor):
-        return precision.convert(node)
-    if isinstance(node, Some):
-        return Some(_in_precision(node.value, precision))
-    if isinstance(node, Variant):
-        return Variant(node.name, node.index, _in_precision(node.value, precision))
-    if isinstance(node, dict):
-        return type(node)({key: _in_precision(value, precision) for key, value in node.items()})
-    if isinstance(node, list | tuple):
-        return type(node)(_in_precision(value, precision) for value in node)
-    return node
 
 
 def _settings(record: Record) -> Precision:

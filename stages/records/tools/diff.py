@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.records.byte_readers import rechunk
 from stages.records.dtypes import ITEM_SIZES, NUMPY
 from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
@@ -142,19 +143,11 @@ def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
 
 def _arrays(tensor: RawTensor) -> Iterator[Array]:
     """Yield the elements of *tensor* in arrays of `PIECE_ELEMENTS` elements; the last one may be shorter."""
-    size = PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]
-    pending = bytearray()
-    for piece in tensor.pieces():
-        for start in range(0, len(piece), size):
-            pending += piece[start : start + size]
-            if len(pending) >= size:
-                yield _numbers(bytes(pending[:size]), tensor.dtype)
-                del pending[:size]
-    if pending:
-        yield _numbers(bytes(pending), tensor.dtype)
+    for chunk in rechunk(tensor.pieces(), PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]):
+        yield _numbers(chunk, tensor.dtype)
 
 
-def _numbers(data: bytes, dtype: str) -> Array:
+def _numbers(data: bytearray | memoryview, dtype: str) -> Array:
     numbers = np.frombuffer(data, NUMPY[dtype])
     if dtype == "BF16":  # the upper half of a float32
         return (numbers.astype("<u4") << 16).view("<f4")

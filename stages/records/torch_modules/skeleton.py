@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, iter_leaves
+from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, iter_leaves, map_leaves
 
 MAX_DEPTH = 128
 """The largest number of levels of a stored skeleton."""
@@ -78,19 +78,13 @@ def slots(skeleton: Tree) -> Iterator[tuple[str, Slot]]:
 
 def fill_slots(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:
     """Return *skeleton* with the result of *fill* in the place of each slot, and constants as parameters."""
-    if isinstance(skeleton, Slot):
-        return fill(skeleton)
-    if isinstance(skeleton, Constant):
-        return skeleton.parameter()
-    if isinstance(skeleton, Some):
-        return Some(fill_slots(skeleton.value, fill))
-    if isinstance(skeleton, Variant):
-        return Variant(skeleton.name, skeleton.index, fill_slots(skeleton.value, fill))
-    if isinstance(skeleton, dict):
-        return type(skeleton)((key, fill_slots(value, fill)) for key, value in skeleton.items())
-    if isinstance(skeleton, list | tuple):
-        return type(skeleton)(fill_slots(value, fill) for value in skeleton)
-    return skeleton
+
+    def leaf(node: Tree) -> Tree:
+        if isinstance(node, Slot):
+            return fill(node)
+        return node.parameter() if isinstance(node, Constant) else node
+
+    return map_leaves(skeleton, leaf)
 
 
 def to_plain(skeleton: Tree) -> Any:
