@@ -8,8 +8,6 @@ recorder refuses a record that it could not read back.
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
 
 LEAST_LIMIT, LIMIT_RATIO = 64 * 2**20, 100
@@ -114,10 +112,7 @@ class ValueCounts:
             return list(node.values())
         if isinstance(node, list | tuple):
             return self._add_list(node)
-        if isinstance(node, np.ndarray):
-            self.values += node.size
-            self.numbers += node.size
-        elif isinstance(node, str | bytes):
+        if isinstance(node, str | bytes):
             self.text += len(node)
         return []
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stages.contracts.errors import RecordError
 from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
+from stages.records.number_arrays import to_array
 from stages.records.record_tree import Metadata, RawTensor, Tree
 
 Array = NDArray[Any]
@@ -189,68 +190,40 @@ def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
     Such records almost always contain floats, so the values are read as floats. Raises `RecordError`, without
     a path.
     """
-    kind = _value_kind(values)
+    array = values if isinstance(values, np.ndarray) else _list_to_array(values)
     float_type = metadata.float.rsplit("::", 1)[-1]
-    if kind == "bool":
-        return "Bool", np.asarray(values, np.uint8)
-    if kind == "empty":
-        kind = "float"
-    if kind == "int" and float_type in _HALVES and _smallest(values) >= 0:
-        return _HALVES[float_type], _to_integers(values, "u16")
-    if kind == "int":
-        return _convert_integers(values, metadata.int)
+    if array.dtype == np.bool_:
+        return "Bool", array.astype(np.uint8)
+    if array.dtype.kind != "f":
+        if float_type in _HALVES and array.min() >= 0:
+            return _HALVES[float_type], _to_integers(array, "u16")
+        if metadata.int in _INTEGERS:
+            return _INTEGERS[metadata.int], _to_integers(array, metadata.int)
+        raise RecordError(
+            f"its values are integers, but the metadata declares integers as {metadata.int!r:.200}"
+        )
     if float_type in _FLOATS:
         dtype, layout = _FLOATS[float_type]
-        return dtype, _to_floats(values, layout)
-    if float_type in _HALVES and len(values) == 0:
+        with np.errstate(over="ignore"):
+            return dtype, array.astype(layout)
+    if float_type in _HALVES and not len(array):
         return _HALVES[float_type], np.empty(0, "<u2")
     raise RecordError(f"its values are floats, but the metadata declares floats as {metadata.float!r:.200}")
 
 
-def _value_kind(values: Tree) -> str:
-    if len(values) == 0:
-        return "empty"
-    if isinstance(values, np.ndarray):
-        return {"b": "bool", "f": "float", "i": "int", "u": "int"}.get(values.dtype.kind, "other")
-    kinds = set(map(type, values))
-    if kinds == {bool}:
-        return "bool"
-    if kinds == {int}:
-        return "int"
-    if kinds <= {int, float}:
-        return "float"
-    names = ", ".join(sorted(kind.__name__ for kind in kinds - {int, float, bool})) or "bool among numbers"
-    raise RecordError(
-        f"its values must be numbers, found {names} (JSON writes NaN and infinity as null, which Burn cannot "
-        "read either)"
-    )
-
-
-def _to_floats(values: Tree, layout: str) -> Array:
+def _list_to_array(values: list[Any]) -> Array:
     try:
-        with np.errstate(over="ignore"):
-            return np.asarray(values, layout)
-    except OverflowError as error:
-        raise RecordError(f"one of its values is too large for a float: {error}") from error
+        return to_array(values) if values else np.empty(0)
+    except ValueError as error:
+        raise RecordError(
+            f"its values must be numbers: {error} (JSON writes NaN and infinity as null, which Burn cannot "
+            "read either)"
+        ) from error
 
 
-def _convert_integers(values: Tree, name: str) -> tuple[str, Array]:
-    if name not in _INTEGERS:
-        raise RecordError(f"its values are integers, but the metadata declares integers as {name!r:.200}")
-    return _INTEGERS[name], _to_integers(values, name)
-
-
-def _to_integers(values: Tree, name: str) -> Array:
+def _to_integers(values: Array, name: str) -> Array:
     limits = np.iinfo(np.dtype(f"{name[0]}{int(name[1:]) // 8}"))
-    low, high = _smallest(values), _largest(values)
+    low, high = int(values.min()), int(values.max())
     if low < limits.min or high > limits.max:
         raise RecordError(f"its values range from {low} to {high}, which does not fit the metadata's {name}")
-    return np.asarray(values, limits.dtype.newbyteorder("<"))
-
-
-def _smallest(values: Tree) -> int:
-    return int(values.min() if isinstance(values, np.ndarray) else min(values))
-
-
-def _largest(values: Tree) -> int:
-    return int(values.max() if isinstance(values, np.ndarray) else max(values))
+    return values.astype(limits.dtype.newbyteorder("<"))

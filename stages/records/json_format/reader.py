@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader
 from stages.records.limits import ADVICE, MAX_DEPTH, Limits, ValueCounts
 from stages.records.messagepack.reader import NUMBER_KEYS, Skipped
+from stages.records.number_arrays import NumberArray, Numbers
 from stages.records.record_tree import Tree
-
-Numbers = NDArray[Any]
 
 _VALUE_MEMORY, _NUMBER_MEMORY = 200, 40
 """Bytes of memory of a map, a list or a scalar, and of a number in a list of numbers."""
@@ -213,21 +211,17 @@ class _ListParser:
 
     def _array(self, start: int, end: int, length: int) -> Numbers:
         """Return the numbers of a long list."""
-        array, filled = np.empty(0, np.bool_), 0
+        numbers = NumberArray(length)
         for part in self._iter_slices(start, end):
             try:
-                numbers = to_array(part)
-                dtype = widen_dtype(array, numbers) if filled else numbers.dtype
+                memory = numbers.add(part)
             except ValueError as error:
                 raise self._error(str(error), start) from error
-            if not filled or dtype != array.dtype:
-                self._spend_memory(
-                    length * dtype.itemsize, start
-                )  # the narrower array is freed only afterwards
-                array = array.astype(dtype) if filled else np.empty(length, dtype)
-            array[filled : filled + len(numbers)] = numbers
-            filled += len(numbers)
-        return array[:filled]
+            self._spend_memory(memory, start)
+        array = numbers.array()
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise self._error("a number is too large for a float", start)
+        return array
 
     def _spend_memory(self, memory: int, start: int) -> None:
         self._memory_left -= memory
@@ -265,50 +259,3 @@ def _float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large for a float")
     return number
-
-
-def are_alike(values: list[Any]) -> bool:
-    """Return True if *values* are all numbers, or all bools."""
-    kinds = set(map(type, values))
-    return kinds <= {int, float} or kinds == {bool}
-
-
-def to_array(values: list[Any]) -> Numbers:
-    """Return *values*, which must not be empty, as an array of the smallest type.
-
-    The type is small because one digit of text must not take eight bytes of memory. Raises `ValueError` if
-    one does not fit into any type.
-    """
-    if not are_alike(values):
-        raise ValueError("a long list of values that are not all numbers or all bools")
-    try:
-        array = np.array(values)
-    except OverflowError as error:
-        raise ValueError(f"a number does not fit into 64 bits: {error}") from error
-    has_float = array.dtype.kind == "f" and float in set(map(type, values))
-    if array.dtype == object or (array.dtype.kind == "f" and not has_float):
-        raise ValueError("a number does not fit into 64 bits")
-    if has_float and not np.isfinite(array).all():
-        raise ValueError("a number is too large for a float")
-    return _narrow_dtype(array)
-
-
-def widen_dtype(array: Numbers, numbers: Numbers) -> np.dtype[Any]:
-    """Return the type that holds both *array* and *numbers*. Raises `ValueError` if none does."""
-    kinds = {array.dtype.kind, numbers.dtype.kind}
-    dtype = np.result_type(array, numbers)
-    if "b" in kinds and len(kinds) > 1:
-        raise ValueError("a list mixes numbers and bools")
-    if dtype.kind == "f" and "f" not in kinds:
-        raise ValueError("a number does not fit into 64 bits")
-    return dtype
-
-
-def _narrow_dtype(array: Numbers) -> Numbers:
-    if array.dtype != np.int64:
-        return array
-    low, high = array.min(), array.max()
-    for kind in (np.int16, np.int32):
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return array.astype(kind)
-    return array

@@ -15,9 +15,9 @@ from stages.records.json_format.reader import (
     MAX_LIST,
     MAX_SIZE,
     MAX_TEXT,
-    to_array,
 )
 from stages.records.limits import MAX_DEPTH
+from stages.records.number_arrays import to_array
 from stages.records.record_tree import RawTensor, Tree
 
 INDENT = 2
@@ -61,7 +61,7 @@ def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
         node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype}
     if isinstance(node, dict):
         yield from _encode_map(node, level, path)
-    elif isinstance(node, bytes | bytearray | memoryview) or _is_blob(node):
+    elif isinstance(node, bytes | bytearray | memoryview):
         yield from _encode_bytes([memoryview(node)], level)
     elif isinstance(node, _TensorBytes):
         yield from _encode_bytes(node.pieces, level)
@@ -69,8 +69,6 @@ def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
         yield b"null"  # an empty struct
     elif isinstance(node, list | tuple):
         yield from _encode_list(node, level, path)
-    elif isinstance(node, np.ndarray):
-        yield from _encode_list(node.tolist(), level, path)
     else:
         yield _encode_scalar(node, path)
 
@@ -194,7 +192,3 @@ def _format_float(value: float) -> str:
     if 0 < point <= 16:
         return f"{sign}{digits[:point].ljust(point, '0')}.{digits[point:] or '0'}"
     return f"{sign}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{point - 1}"
-
-
-def _is_blob(node: Tree) -> bool:
-    return isinstance(node, np.ndarray) and node.dtype == np.uint8

@@ -1,15 +1,18 @@
 """MessagePack reader for untrusted input: decodes one value in bounded memory."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from struct import Struct
 
+import msgpack
 import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
-from stages.records.messagepack.number_arrays import WIDTHS, NumberArray
+from stages.records.number_arrays import NumberArray
 from stages.records.record_tree import Tree
 
 _VALUE_MEMORY, _ENTRY_MEMORY = 58, 120
@@ -20,6 +23,8 @@ NUMBER_KEYS = frozenset({"bytes", "value"})
 """Keys of lists of numbers that can be a tensor's: Burn until 0.13 wrote ``value``."""
 _SCALAR = (int, float, str, type(None))
 _WINDOW = 1 << 16
+_NUMBERS_TOGETHER = 4096
+"""Numbers that are Python objects at a time."""
 
 _SCALARS = {
     marker: Struct(f">{code}")
@@ -50,9 +55,8 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     """Return the next value of *source*; bytes after it are not read.
 
     Bytes are returned as `Blob`, or as `Skipped` without *keep_data*. An array of `MIN_NUMBERS` numbers or
-    more can be returned as a NumPy array: of float32 or float64, or of integers in a type that holds them
-    (never uint8). Raises `RecordError` for input that is truncated, is not MessagePack, or cannot be in a
-    record.
+    more can be returned as a NumPy array: of float64, or of integers in a type that holds them (never uint8).
+    Raises `RecordError` for input that is truncated, is not MessagePack, or cannot be in a record.
     """
     return _MessagePackParser(source, source.read_array if keep_data else None).value(0)
 
@@ -124,10 +128,10 @@ class _MessagePackParser:
         values: list[Tree] = []
         if size >= MIN_NUMBERS:
             self._fill_if_empty(1)
-            if WIDTHS[self._buffer[self._position]]:
+            if _width(self._buffer[self._position]):
                 self._check_length(size)
                 prefix = self._number_prefix(size)
-                if prefix.is_full:
+                if not prefix.missing:
                     return prefix.array()
                 numbers = prefix.array()
                 self._spend_memory(_VALUE_MEMORY * len(numbers))
@@ -153,17 +157,20 @@ class _MessagePackParser:
     def _number_prefix(self, size: int) -> NumberArray:
         """Return the numbers at the start of an array of *size*; read only bytes that belong to it."""
         prefix = NumberArray(size)
-        while not prefix.is_full:
+        kind: type | None = None
+        while prefix.missing:
             self._fill_if_empty(1)
             available = len(self._buffer) - self._position
-            least = prefix.missing + max(WIDTHS[self._buffer[self._position]] - 1, 0)
+            least = prefix.missing + max(_width(self._buffer[self._position]) - 1, 0)
             if available < min(least, _WINDOW):
                 more = self._source.read(min(least, _WINDOW) - available)
                 self._buffer, self._position = self._buffer[self._position :] + more, 0
-            used = prefix.add(self._buffer[self._position :] if self._position else self._buffer)
-            self._position += used
+            numbers, used = _take_numbers(self._buffer[self._position :], prefix.missing, kind)
             if not used:
                 break
+            kind = type(numbers[0])
+            prefix.add(numbers)
+            self._position += used
         return prefix
 
     def _text(self, size: int) -> str:
@@ -230,3 +237,29 @@ class _MessagePackParser:
         offset = self._source.offset - len(self._buffer) + self._position
         where = f" (in {'.'.join(map(str, self._path))})" if self._path else ""
         return RecordError(f"{self._source.name}, offset {offset}{where}: {what}")
+
+
+def _width(marker: int) -> int:
+    """Return the bytes of the number that begins with *marker*; 0 if none does."""
+    if marker in _SCALARS:
+        return 1 + _SCALARS[marker].size
+    return int(marker < 0x80 or marker >= 0xE0)
+
+
+def _take_numbers(window: bytes, limit: int, kind: type[int | float] | None) -> tuple[list[int | float], int]:
+    """Return up to *limit* numbers of one type at the beginning of *window*, and how many bytes they take.
+
+    If *kind* is not None, the numbers must be of this type. Integers have at most 63 bits.
+    """
+    unpacker = msgpack.Unpacker(read_size=_WINDOW)
+    unpacker.feed(window)
+    numbers: list[int | float] = []
+    used = 0
+    with suppress(ValueError):  # the window has what is not a number, and the caller reads it
+        for number in islice(unpacker, min(limit, _NUMBERS_TOGETHER)):
+            kind = kind or type(number)
+            if type(number) is not kind or kind not in (int, float) or (kind is int and number >= 1 << 63):
+                break
+            numbers.append(number)
+            used = unpacker.tell()
+    return numbers, used

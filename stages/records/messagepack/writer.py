@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.dtypes import ITEM_SIZES
@@ -22,7 +21,6 @@ MAX_VALUE_SIZE = 2**32 - 1
 """Bytes of one value; MessagePack cannot encode a longer length."""
 _NUMBERS_PER_PIECE = 4096
 _SCALAR = int | float | str | None
-_FLOATS = {np.dtype(np.float32): (0xCA, ">f4"), np.dtype(np.float64): (0xCB, ">f8")}
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 _map_header = cast(Callable[[int], bytes], _packer.pack_map_header)
@@ -53,8 +51,6 @@ def _encode(node: Tree, path: str, depth: int) -> Iterator[bytes | memoryview]:
         yield from _encode_map(node, path, depth)
     elif isinstance(node, list | tuple):
         yield from _encode_sequence(node, path, depth)
-    elif isinstance(node, np.ndarray):
-        yield from _encode_array(node, path)
     elif isinstance(node, bytes | bytearray | memoryview):
         yield _bin_header(memoryview(node).nbytes, path)
         yield node if isinstance(node, bytes) else memoryview(node)
@@ -120,34 +116,6 @@ def _encode_tensor(tensor: RawTensor, path: str) -> Iterator[bytes | memoryview]
     yield from _encode_sequence(tensor.shape, path, 0)
     yield _encode_scalar("dtype", path)
     yield _encode_scalar(tensor.dtype, path)
-
-
-def _encode_array(array: NDArray[Any], path: str) -> Iterator[bytes | memoryview]:
-    """Yield an array as the reader returns it: bytes as ``bin``, numbers as a list."""
-    if (
-        array.ndim != 1
-        or array.dtype.kind not in "uif"
-        or array.dtype.itemsize < array.dtype.kind.count("f") * 4
-    ):
-        raise RecordError(
-            f"{_describe(path)} is an array of {array.dtype} {array.shape}; record it as a tensor"
-        )
-    if array.dtype == np.uint8:
-        yield _bin_header(array.nbytes, path)
-        yield np.ascontiguousarray(array).data
-        return
-    yield _array_header(len(array))
-    for start in range(0, len(array), _NUMBERS_PER_PIECE):
-        yield _encode_numbers(array[start : start + _NUMBERS_PER_PIECE])
-
-
-def _encode_numbers(array: NDArray[Any]) -> bytes:
-    if array.dtype not in _FLOATS:
-        return b"".join(_packer.pack(value) for value in array.tolist())
-    marker, width = _FLOATS[array.dtype]
-    rows = np.empty(len(array), [("marker", "u1"), ("value", width)])
-    rows["marker"], rows["value"] = marker, array
-    return rows.tobytes()
 
 
 def _bin_header(size: int, path: str) -> bytes:
