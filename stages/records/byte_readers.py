@@ -35,6 +35,9 @@ class ByteReader(Protocol):
     def read(self, size: int) -> bytes:
         """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
 
+    def peek(self, size: int) -> bytes:
+        """Return the next *size* bytes without reading them; fewer only at the end."""
+
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
 
@@ -77,6 +80,12 @@ class PlainReader:
         self._check_available(size)
         data = self._file.read(size)
         self._advance(len(data), size)
+        return data
+
+    def peek(self, size: int) -> bytes:
+        """Return the next *size* bytes without reading them."""
+        data = self._file.read(min(size, self.remaining()))
+        self._file.seek(-len(data), 1)
         return data
 
     def read_array(self, size: int) -> Blob:

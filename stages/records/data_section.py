@@ -6,13 +6,13 @@ Burnpack and safetensors have a data section; bincode uses the checks of a singl
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob
+from stages.records.byte_readers import Blob, ByteReader
 from stages.records.dtypes import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.record_tree import RawTensor
 
@@ -27,19 +27,6 @@ class TensorEntry:
     end: int
     width: int = 0
     """Bytes of one element in the file, if the dtype does not determine them; 0 otherwise."""
-
-
-class SectionReader(Protocol):
-    """The part of a `ByteReader` that reading a data section needs."""
-
-    name: str
-    offset: int
-
-    def read_array(self, size: int) -> Blob:
-        """Return the next *size* bytes in memory of their own."""
-
-    def skip(self, size: int) -> None:
-        """Skip *size* bytes."""
 
 
 def check_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
@@ -71,7 +58,7 @@ def sort_entries(entries: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEn
 
 
 def read_section(
-    source: SectionReader, entries: Mapping[str, TensorEntry], *, keep_data: bool
+    source: ByteReader, entries: Mapping[str, TensorEntry], *, keep_data: bool
 ) -> dict[str, RawTensor]:
     """Return the tensors of the data section that begins here, in the order of their bytes; gaps are skipped.
 
@@ -91,7 +78,7 @@ def read_section(
     return tensors
 
 
-def read_tensor(source: SectionReader, entry: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
+def read_tensor(source: ByteReader, entry: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
     """Return the tensor whose bytes come next."""
     if not keep_data:
         source.skip(entry.end - entry.start)

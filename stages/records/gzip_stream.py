@@ -133,6 +133,13 @@ class GzipReader:
         self.offset += size
         return data
 
+    def peek(self, size: int) -> bytes:
+        """Return the next *size* bytes without reading them."""
+        size = min(size, self.remaining())
+        if size > self._window.nbytes:
+            self._fill_window(size)
+        return bytes(self._window[:size])
+
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own."""
         self._check_available(size)

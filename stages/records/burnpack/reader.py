@@ -7,12 +7,10 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records.burnpack import cbor
-from stages.records.byte_readers import Blob, ByteReader
+from stages.records.byte_readers import ByteReader
 from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES, unflatten
 from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS
@@ -46,8 +44,8 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     Raises `RecordError` if *source* is not a valid burnpack file.
     """
     content = _read_metadata(source)
-    section = _find_data_section(source, content.entries)
-    tensors = data_section.read_section(section, content.entries, keep_data=keep_data)
+    _skip_padding(source, content.entries)
+    tensors = data_section.read_section(source, content.entries, keep_data=keep_data)
     leaves: dict[str, Tree] = {
         name: {"id": encode_param_id(content.ids[name]), "param": tensor} if name in content.ids else tensor
         for name, tensor in tensors.items()
@@ -165,31 +163,8 @@ def _read_scalar(parser: cbor.CborParser) -> Scalar:
     raise parser.error(f"a scalar must be an Int, UInt, Float or Bool, found {kind[:100]!r}")
 
 
-class _PrefixedReader:
-    """A byte reader from which *head* was read already; it returns *head* again first."""
-
-    def __init__(self, source: ByteReader, head: bytes) -> None:
-        self.name = source.name
-        self.offset = source.offset - len(head)
-        self._source = source
-        self._head = head
-
-    def read_array(self, size: int) -> Blob:
-        first = self._take_head(size)
-        rest = self._source.read_array(size - len(first))
-        return np.concatenate([np.frombuffer(first, np.uint8), rest]) if first else rest
-
-    def skip(self, size: int) -> None:
-        self._source.skip(size - len(self._take_head(size)))
-
-    def _take_head(self, size: int) -> bytes:
-        first, self._head = self._head[:size], self._head[size:]
-        self.offset += size
-        return first
-
-
-def _find_data_section(source: ByteReader, entries: dict[str, TensorEntry]) -> data_section.SectionReader:
-    """Return a reader at the start of the data section.
+def _skip_padding(source: ByteReader, entries: dict[str, TensorEntry]) -> None:
+    """Skip the bytes up to the data section.
 
     The section starts at the next multiple of 256; in Burn 0.19 it follows immediately. A file of 0.19 ends
     after exactly the bytes of its tensors. A truncated newer file can have that length too, but then its
@@ -202,12 +177,11 @@ def _find_data_section(source: ByteReader, entries: dict[str, TensorEntry]) -> d
         position = entry.end
     may_be_old = contiguous and source.remaining() == position
     gap = padding(source.offset)
-    head = source.read(min(gap, position) if may_be_old else gap)
-    if may_be_old and (not gap or any(head)):
-        return _PrefixedReader(source, head)
+    if may_be_old and (not gap or any(source.peek(gap))):
+        return
+    source.skip(min(gap, position) if may_be_old else gap)
     for name, entry in entries.items():
         if entry.start % ALIGNMENT:
             raise RecordError(
                 f"{source.name}: {name} begins at {entry.start}, which is not a multiple of {ALIGNMENT}"
             )
-    return source

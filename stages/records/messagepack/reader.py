@@ -1,13 +1,11 @@
 """MessagePack reader for untrusted input: decodes one value in bounded memory."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
 
 import msgpack
-import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader
@@ -21,8 +19,7 @@ _CONTAINER_MEMORY, _BLOB_MEMORY = 120, 240
 """Additional bytes of memory of a container, and of an array of bytes."""
 NUMBER_KEYS = frozenset({"bytes", "value"})
 """Keys of lists of numbers that can be a tensor's: Burn until 0.13 wrote ``value``."""
-_SCALAR = (int, float, str, type(None))
-_WINDOW = 1 << 16
+_WINDOW = 1 << 14
 _NUMBERS_TOGETHER = 4096
 """Numbers that are Python objects at a time."""
 
@@ -58,23 +55,21 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     more can be returned as a NumPy array: of float64, or of integers in a type that holds them (never uint8).
     Raises `RecordError` for input that is truncated, is not MessagePack, or cannot be in a record.
     """
-    return _MessagePackParser(source, source.read_array if keep_data else None).value(0)
+    return _MessagePackParser(source, keep_data=keep_data).value(0)
 
 
 class _MessagePackParser:
-    """Parses one value. Bytes that were read and not used yet are always part of the value."""
+    """Parses one value."""
 
-    def __init__(self, source: ByteReader, read_array: Callable[[int], Blob] | None) -> None:
+    def __init__(self, source: ByteReader, *, keep_data: bool) -> None:
         self._source = source
-        self._read_array = read_array
-        self._buffer = b""
-        self._position = 0
+        self._keep_data = keep_data
         self._path: list[str | int] = []
         self._memory_left = source.limits.memory + 2 * source.remaining()
         self._values_left = source.limits.values
 
     def value(self, depth: int) -> Tree:
-        marker = self._read(1)[0]
+        marker = self._source.read(1)[0]
         self._spend_memory(_VALUE_MEMORY)
         self._count_values(1)
         if marker < 0x80:
@@ -114,7 +109,7 @@ class _MessagePackParser:
         return node
 
     def _key(self) -> str:
-        marker = self._read(1)[0]
+        marker = self._source.read(1)[0]
         self._spend_memory(_ENTRY_MEMORY)
         self._count_values(1)
         if 0xA0 <= marker < 0xC0:
@@ -127,22 +122,16 @@ class _MessagePackParser:
         self._enter_container(size, "array", depth)
         values: list[Tree] = []
         if size >= MIN_NUMBERS:
-            self._fill_if_empty(1)
-            if _width(self._buffer[self._position]):
-                self._check_length(size)
-                prefix = self._number_prefix(size)
-                if not prefix.missing:
-                    return prefix.array()
-                numbers = prefix.array()
-                self._spend_memory(_VALUE_MEMORY * len(numbers))
-                self._count_values(len(numbers))
-                values = numbers.tolist()
+            prefix = self._number_prefix(size)
+            if not prefix.missing:
+                return prefix.array()
+            values = prefix.array().tolist()
+            self._spend_memory(_VALUE_MEMORY * len(values))
+            self._count_values(len(values))
         self._path.append(0)
         for index in range(len(values), size):
             self._path[-1] = index
             values.append(self.value(depth))
-            if isinstance(values[-1], _SCALAR):
-                self._fill_if_empty(min(size - index - 1, _WINDOW))
         self._path.pop()
         return values
 
@@ -155,26 +144,21 @@ class _MessagePackParser:
             )
 
     def _number_prefix(self, size: int) -> NumberArray:
-        """Return the numbers at the start of an array of *size*; read only bytes that belong to it."""
+        """Return the numbers of one type at the start of an array of *size*."""
         prefix = NumberArray(size)
         kind: type | None = None
         while prefix.missing:
-            self._fill_if_empty(1)
-            available = len(self._buffer) - self._position
-            least = prefix.missing + max(_width(self._buffer[self._position]) - 1, 0)
-            if available < min(least, _WINDOW):
-                more = self._source.read(min(least, _WINDOW) - available)
-                self._buffer, self._position = self._buffer[self._position :] + more, 0
-            numbers, used = _take_numbers(self._buffer[self._position :], prefix.missing, kind)
+            numbers, used = _take_numbers(self._source.peek(_WINDOW), prefix.missing, kind)
             if not used:
                 break
+            self._check_length(size)
             kind = type(numbers[0])
             prefix.add(numbers)
-            self._position += used
+            self._source.skip(used)
         return prefix
 
     def _text(self, size: int) -> str:
-        data = self._read(size)
+        data = self._source.read(size)
         self._spend_memory(size)
         try:
             return data.decode()
@@ -184,23 +168,19 @@ class _MessagePackParser:
 
     def _blob(self, size: int) -> Blob | Skipped:
         self._spend_memory(_BLOB_MEMORY)
-        available = min(size, len(self._buffer) - self._position)
-        if self._read_array is None:
-            self._position += available
-            self._source.skip(size - available)
-            return Skipped(size)
-        if not available:
-            return self._read_array(size)
-        begin = np.frombuffer(self._read(available), np.uint8)
-        return np.concatenate([begin, self._read_array(size - available)])
+        if self._keep_data:
+            return self._source.read_array(size)
+        self._source.skip(size)
+        return Skipped(size)
 
     def _enter_container(self, least: int, kind: str, depth: int) -> None:
         self._spend_memory(_CONTAINER_MEMORY)
         if depth > MAX_DEPTH:
             raise self._error(f"this {kind} is nested deeper than {MAX_DEPTH} levels")
-        left = self._source.remaining() + len(self._buffer) - self._position
-        if least > left:
-            raise self._error(f"this {kind} declares at least {least} bytes, but {left} remain")
+        if least > self._source.remaining():
+            raise self._error(
+                f"this {kind} declares at least {least} bytes, but {self._source.remaining()} remain"
+            )
 
     def _spend_memory(self, memory: int) -> None:
         self._memory_left -= memory
@@ -216,34 +196,13 @@ class _MessagePackParser:
                 f"more than {self._source.limits.values} small values in a file of this size; {ADVICE}"
             )
 
-    def _fill_if_empty(self, size: int) -> None:
-        """Read *size* bytes, which must belong to the value, if the buffer is used up."""
-        if self._position == len(self._buffer):
-            self._buffer, self._position = self._source.read(size), 0
-
-    def _read(self, size: int) -> bytes:
-        begin, self._position = self._position, self._position + size
-        if self._position <= len(self._buffer):
-            return self._buffer[begin : self._position]
-        available = self._buffer[begin:]
-        self._buffer, self._position = b"", 0
-        return available + self._source.read(size - len(available))
-
     def _unpack(self, form: Struct) -> int:
-        number: int = form.unpack(self._read(form.size))[0]
+        number: int = form.unpack(self._source.read(form.size))[0]
         return number
 
     def _error(self, what: str) -> RecordError:
-        offset = self._source.offset - len(self._buffer) + self._position
         where = f" (in {'.'.join(map(str, self._path))})" if self._path else ""
-        return RecordError(f"{self._source.name}, offset {offset}{where}: {what}")
-
-
-def _width(marker: int) -> int:
-    """Return the bytes of the number that begins with *marker*; 0 if none does."""
-    if marker in _SCALARS:
-        return 1 + _SCALARS[marker].size
-    return int(marker < 0x80 or marker >= 0xE0)
+        return RecordError(f"{self._source.name}, offset {self._source.offset}{where}: {what}")
 
 
 def _take_numbers(window: bytes, limit: int, kind: type[int | float] | None) -> tuple[list[int | float], int]:
