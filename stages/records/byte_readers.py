@@ -6,6 +6,7 @@ memory for a declared length before it has checked that length.
 
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -17,6 +18,13 @@ from stages.records.limits import Limits
 
 Blob = NDArray[np.uint8]
 """Bytes in separate memory, which `memoryview` and torch share without copying."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Placeholder for bytes that were not kept."""
+
+    size: int
 
 
 class ByteReader(Protocol):

@@ -5,7 +5,7 @@ This module does not import torch.
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,95 +59,68 @@ def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
     return encode(pack_record(record))
 
 
-def _read_messagepack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    tree = messagepack_reader.decode(source, keep_data=keep_data)
+def _decode_named(decode: Callable[..., Tree], source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    tree = decode(source, keep_data=keep_data)
     return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
 
 
-def _read_json(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    tree = json_reader.decode(source, keep_data=keep_data)
-    return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
-
-
-def _read_bincode(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: FBT001
-    return bincode_reader.decode(source, like, keep_data=keep_data)
-
-
-def _read_burnpack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return burnpack_reader.decode(source, keep_data=keep_data)
-
-
-def _read_safetensors(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return safetensors_reader.decode(source, keep_data=keep_data)
-
-
-_encode_messagepack = partial(_encode_named, messagepack_writer.encode)
-FORMATS: dict[str, Format] = {
-    form.name: form
-    for form in (
-        Format(
-            "named_mpk_gz",
-            ".mpk.gz",
-            "NamedMpkGzFileRecorder",
-            _encode_messagepack,
-            _read_messagepack,
-            gzipped=True,
-            memory_needed=messagepack_reader.memory_needed,
-        ),
-        Format(
-            "named_mpk",
-            ".mpk",
-            "NamedMpkFileRecorder",
-            _encode_messagepack,
-            _read_messagepack,
-            memory_needed=messagepack_reader.memory_needed,
-        ),
-        Format(
-            "bin_gz",
-            ".bin.gz",
-            "BinGzFileRecorder",
-            bincode_writer.encode,
-            _read_bincode,
-            gzipped=True,
-            has_names=False,
-            memory_needed=bincode_reader.memory_needed,
-        ),
-        Format(
-            "bin",
-            ".bin",
-            "BinFileRecorder",
-            bincode_writer.encode,
-            _read_bincode,
-            has_names=False,
-            memory_needed=bincode_reader.memory_needed,
-        ),
-        Format(
-            "json_gz",
-            ".json.gz",
-            "JsonGzFileRecorder",
-            partial(_encode_named, json_writer.encode),
-            _read_json,
-            gzipped=True,
-            memory_needed=json_reader.memory_needed,
-        ),
-        Format(
-            "pretty_json",
-            ".json",
-            "PrettyJsonFileRecorder",
-            partial(_encode_named, json_writer.encode_pretty),
-            _read_json,
-            memory_needed=json_reader.memory_needed,
-        ),
-        Format("burnpack", ".bpk", "BurnpackRecorder", burnpack_writer.encode, _read_burnpack),
-        Format(
-            "safetensors",
-            ".safetensors",
-            "SafetensorsRecorder",
-            safetensors_writer.encode,
-            _read_safetensors,
-        ),
-    )
-}
+_MESSAGEPACK = Format(
+    "named_mpk",
+    ".mpk",
+    "NamedMpkFileRecorder",
+    partial(_encode_named, messagepack_writer.encode),
+    partial(_decode_named, messagepack_reader.decode),
+    memory_needed=messagepack_reader.memory_needed,
+)
+_BINCODE = Format(
+    "bin",
+    ".bin",
+    "BinFileRecorder",
+    bincode_writer.encode,
+    lambda source, like, keep_data: bincode_reader.decode(source, like, keep_data=keep_data),
+    has_names=False,
+    memory_needed=bincode_reader.memory_needed,
+)
+_JSON = Format(
+    "pretty_json",
+    ".json",
+    "PrettyJsonFileRecorder",
+    partial(_encode_named, json_writer.encode_pretty),
+    partial(_decode_named, json_reader.decode),
+    memory_needed=json_reader.memory_needed,
+)
+_ALL = (
+    replace(
+        _MESSAGEPACK, name="named_mpk_gz", suffix=".mpk.gz", type_name="NamedMpkGzFileRecorder", gzipped=True
+    ),
+    _MESSAGEPACK,
+    replace(_BINCODE, name="bin_gz", suffix=".bin.gz", type_name="BinGzFileRecorder", gzipped=True),
+    _BINCODE,
+    replace(
+        _JSON,
+        name="json_gz",
+        suffix=".json.gz",
+        type_name="JsonGzFileRecorder",
+        encode=partial(_encode_named, json_writer.encode),
+        gzipped=True,
+    ),
+    _JSON,
+    Format(
+        "burnpack",
+        ".bpk",
+        "BurnpackRecorder",
+        burnpack_writer.encode,
+        lambda source, _, keep_data: burnpack_reader.decode(source, keep_data=keep_data),
+    ),
+    Format(
+        "safetensors",
+        ".safetensors",
+        "SafetensorsRecorder",
+        safetensors_writer.encode,
+        lambda source, _, keep_data: safetensors_reader.decode(source, keep_data=keep_data),
+    ),
+)
+FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
 
 
 def find_format(path: Path) -> Format:

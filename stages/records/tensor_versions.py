@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import Skipped
+from stages.records.data_section import build_tensor, build_tensor_without_data
 from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
 from stages.records.number_arrays import to_array
@@ -83,15 +85,16 @@ class _TensorRestorer:
         shape = self._shape(node["shape"], path)
         dtype, item_size = self._dtype(node["dtype"], path)
         data = node["bytes"]
-        size = data.size if _is_skipped(data) else len(blob := self._blob(data, path))
+        blob = data if isinstance(data, Skipped) else self._blob(data, path)
+        size = blob.size
         if size != math.prod(shape) * item_size:
             raise self._error(
                 path,
                 f"has {size} bytes, expected {math.prod(shape) * item_size} ({dtype}, shape {list(shape)})",
             )
-        if _is_skipped(data):
-            return self._tensor_without_data(dtype, shape, path)
-        return RawTensor.of(dtype, shape, self._bools(blob, item_size, path) if dtype == "Bool" else blob)
+        if isinstance(blob, Skipped):
+            return build_tensor_without_data(dtype, shape)
+        return build_tensor(dtype, shape, data=blob, where=f"{self._source_name}, {'.'.join(path)}:")
 
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.13 or earlier."""
@@ -144,18 +147,6 @@ class _TensorRestorer:
             return data.astype(np.uint8)
         raise self._error(path, "its bytes must be binary or a list of numbers from 0 to 255")
 
-    def _bools(self, blob: NDArray[Any], item_size: int, path: tuple[str, ...]) -> NDArray[Any]:
-        values = blob if item_size == 1 else blob.view("<u4")
-        if values.size and values.max() > 1:
-            raise self._error(path, f"is Bool but contains {values.max()}; expected only 0 and 1")
-        return values if item_size == 1 else values.astype(np.uint8)
-
-    def _tensor_without_data(self, dtype: str, shape: tuple[int, ...], path: tuple[str, ...]) -> RawTensor:
-        def pieces() -> tuple[memoryview, ...]:
-            raise self._error(path, "was read without its data; read the file with keep_data=True")
-
-        return RawTensor(dtype, shape, pieces)
-
     def _check_key(self, key: Tree, path: tuple[str, ...]) -> str:
         if not isinstance(key, str) or "\0" in key or ".." in key:
             raise self._error(path, f"has the name {key!r:.200}; a name must be text without NUL and '..'")
@@ -177,10 +168,6 @@ def _is_value_tensor(node: dict[str, Tree]) -> bool:
 
 def _is_list(node: Tree) -> bool:
     return isinstance(node, list | np.ndarray)
-
-
-def _is_skipped(node: Tree) -> bool:
-    return hasattr(node, "size") and not isinstance(node, np.ndarray)
 
 
 def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import PlainReader
-from stages.records.messagepack.reader import Skipped, decode
+from stages.records.byte_readers import PlainReader, Skipped
+from stages.records.messagepack.reader import decode
 from stages.records.messagepack.writer import encode
 from stages.records.record_tree import RawTensor, Signed, Some, Variant
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader
+from stages.records.byte_readers import Blob, ByteReader, Skipped
 from stages.records.limits import ADVICE, MAX_DEPTH, Limits, ValueCounts
-from stages.records.messagepack.reader import NUMBER_KEYS, Skipped
+from stages.records.messagepack.reader import NUMBER_KEYS
 from stages.records.number_arrays import NumberArray, Numbers
 from stages.records.record_tree import Tree
 

@@ -1,14 +1,13 @@
 """MessagePack reader for untrusted input: decodes one value in bounded memory."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
 
 import msgpack
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader
+from stages.records.byte_readers import Blob, ByteReader, Skipped
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
 from stages.records.number_arrays import NumberArray
 from stages.records.record_tree import Tree
@@ -32,13 +31,6 @@ _SCALARS = {
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 _LENGTHS = {marker: Struct(f">{code}") for marker, code in zip(range(0xD9, 0xE0), "BHIHIHI", strict=True)}
 _BINARIES = {marker: Struct(f">{code}") for marker, code in zip((0xC4, 0xC5, 0xC6), "BHI", strict=True)}
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """Placeholder for bytes that were not kept."""
-
-    size: int
 
 
 def memory_needed(counts: ValueCounts, content: int) -> int:

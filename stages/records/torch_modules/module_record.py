@@ -146,7 +146,7 @@ def _describe(place: _Place) -> Tree:
     module = place.module
     if hasattr(module, "burn_record"):
         return _resolve(cast(Any, module).burn_record(), place)
-    _, _, children = _members(module)
+    children = dict(module.named_children())
     if children.keys() == {"_orig_mod"}:  # the wrapper of torch.compile: record the original
         return _describe(place.child(children["_orig_mod"], "_orig_mod"))
     layout = layer_layout(module)
@@ -212,9 +212,8 @@ def _own_layout(module: nn.Module) -> Tree:
 
     A list for torch's lists; None for an empty module.
     """
-    parameters, buffers, children = _members(module)
-    names = {name: name for name in [*parameters, *buffers, *children]}
-    if isinstance(module, nn.Sequential | nn.ModuleList) and len(names) == len(children):
+    names = {name: name for name in _members(module)}
+    if isinstance(module, nn.Sequential | nn.ModuleList) and names.keys() == vars(module)["_modules"].keys():
         return list(names)
     if isinstance(module, nn.ParameterList):
         return list(names)
@@ -226,12 +225,13 @@ def _own_layout(module: nn.Module) -> Tree:
 def _with_extras(tree: Tree, place: _Place) -> Tree:
     """Return *tree*, the fields of a layer, with the additional tensors of a subclass of that layer."""
     used = {slot.name for _, slot in slots(tree)}
-    parameters, buffers, children = _members(place.module)
-    extras = [name for name, tensor in {**parameters, **buffers}.items() if tensor is not None]
-    extras = [name for name in extras if place.prefix + name not in used and name != COUNTER]
-    for name, child in children.items():
-        names = [f"{place.prefix}{name}.{key}" for key in child.state_dict()] if child else []
-        extras += [name] if names and not used.intersection(names) else []
+    extras = []
+    for name, member in _members(place.module).items():
+        if isinstance(member, nn.Module):
+            names = {f"{place.prefix}{name}.{key}" for key in member.state_dict()}
+            extras += [name] if names and not used & names else []
+        elif member is not None and place.prefix + name not in used and name != COUNTER:
+            extras.append(name)
     if not extras:
         return tree
     fields = tree if isinstance(tree, dict) else {"layers": tree}
@@ -251,28 +251,22 @@ def _layout_names(layout: Tree) -> list[str]:
 
 
 def _has_member(module: nn.Module, text: str) -> bool:
-    owner, _, last = text.removesuffix(".T").rpartition(".")
     try:
-        return any(last in members for members in _members(module.get_submodule(owner)))
-    except AttributeError:
+        _member(module, text.removesuffix(".T"))
+    except (AttributeError, KeyError):
         return False
+    return True
 
 
 def _member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
     owner, _, last = name.rpartition(".")
-    parameters, buffers, children = _members(module.get_submodule(owner))
-    members: dict[str, Tensor | nn.Module | None] = {**parameters, **buffers, **children}
-    return members[last]
+    return _members(module.get_submodule(owner))[last]
 
 
-def _members(
-    module: nn.Module,
-) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], dict[str, Any]]:
+def _members(module: nn.Module) -> dict[str, Tensor | nn.Module | None]:
     """Return *module*'s own parameters, persistent buffers and children, including those that are None."""
     attributes = vars(module)
-    buffers = {
-        key: buffer
-        for key, buffer in attributes["_buffers"].items()
-        if key not in attributes["_non_persistent_buffers_set"]
+    members = {**attributes["_parameters"], **attributes["_buffers"], **attributes["_modules"]}
+    return {
+        key: member for key, member in members.items() if key not in attributes["_non_persistent_buffers_set"]
     }
-    return dict(attributes["_parameters"]), buffers, dict(attributes["_modules"])

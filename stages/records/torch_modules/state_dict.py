@@ -98,7 +98,7 @@ def _select(item: Tree, selection: Selection, source: str) -> tuple[Tree, list[s
     """Return the selected tensors of *item* under their new names, and the names of the others."""
     if selection == ALL_TENSORS:
         return item, []
-    leaves = {name: leaf for name, leaf in flatten(item) if _is_tensor(leaf)}
+    leaves = {name: leaf for name, leaf in flatten(item) if _tensor_in(leaf)}
     names = selection.rename_names(leaves, source)
     used = set(names.values())
     skipped = [name for name in leaves if name not in used]
@@ -121,23 +121,23 @@ class _Reading:
         elif isinstance(frame, Constant):
             self._check(node, frame, path)
         elif isinstance(frame, dict | list):
-            frames, fields = _fields(frame), {} if _is_tensor(node) else _fields(node)
+            frames, fields = _fields(frame), {} if _tensor_in(node) else _fields(node)
             for key, inner in frames.items():
                 self.walk(fields.get(key), inner, _join(path, key))
             for key in [key for key in fields if key not in frames]:
                 self._surplus(fields[key], _join(path, key))
-            if _is_tensor(node):
+            if _tensor_in(node):
                 self._surplus(node, path)
         else:
             self._surplus(node, path)
 
     def _fill(self, node: Tree, slot: Slot, path: str) -> None:
-        if not _is_tensor(node):
+        found = _tensor_in(node)
+        if found is None:
             self.report.missing.append(path)
             self.incomplete.add(slot.name)
             self._surplus(node, path)
             return
-        found = node if isinstance(node, RawTensor) else node["param"]
         wrong = _mismatch(slot, found, self._own.get(slot.name))
         if wrong:
             self.report.mismatched.append(f"{path} {wrong}")
@@ -147,10 +147,10 @@ class _Reading:
 
     def _check(self, node: Tree, constant: Constant, path: str) -> None:
         """Report a tensor in the place of *constant* if its content differs; it may be missing."""
-        if not _is_tensor(node):
+        found = _tensor_in(node)
+        if found is None:
             self._surplus(node, path)
             return
-        found = node if isinstance(node, RawTensor) else node["param"]
         if found.shape != constant.shape:
             expected = list(constant.shape)
             self.report.mismatched.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
@@ -188,7 +188,7 @@ def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResul
         if not isinstance(own.get(name), Tensor):
             report.unexpected.append(name)
             continue
-        wrong = _mismatch(Slot(name, None, None, transposed=False, id=""), raw, own[name])
+        wrong = _mismatch(_whole(name), raw, own[name])
         if wrong:
             report.mismatched.append(f"{name} {wrong}")
         else:
@@ -235,9 +235,7 @@ def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layo
     found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     ours = dict(slots(tree))
     scores = [(len(found.keys() & own.keys()), len(found.keys() & ours.keys()))]
-    torchs = sum(
-        _fits(Slot(name, None, None, transposed=False, id=""), raw, own) for name, raw in found.items()
-    )
+    torchs = sum(_fits(_whole(name), raw, own) for name, raw in found.items())
     burns = sum(_fits(ours[name], raw, own) for name, raw in found.items() if name in ours)
     scores.append((torchs, burns))
     for score, other in scores:
@@ -256,12 +254,16 @@ def _fits(slot: Slot, found: RawTensor, own: Mapping[str, Any]) -> bool:
     return isinstance(own.get(slot.name), Tensor) and _mismatch(slot, found, own[slot.name]) is None
 
 
-def _is_tensor(node: Tree) -> bool:
-    if isinstance(node, RawTensor):
-        return True
-    return (
-        isinstance(node, dict) and node.keys() <= {"id", "param"} and isinstance(node.get("param"), RawTensor)
-    )
+def _tensor_in(node: Tree) -> RawTensor | None:
+    """Return the tensor that *node* is, as such or as a parameter; None if it is not one."""
+    if isinstance(node, dict) and node.keys() <= {"id", "param"}:
+        node = node.get("param")
+    return node if isinstance(node, RawTensor) else None
+
+
+def _whole(name: str) -> Slot:
+    """Return the slot of PyTorch's tensor *name* as it is."""
+    return Slot(name, None, None, transposed=False, id="")
 
 
 def _fields(node: Tree) -> dict[str, Tree]:
