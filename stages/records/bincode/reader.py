@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table, parse_version
-from stages.records.bincode.varint_tensors import MARKED, VarintReader
+from stages.records.bincode.varint_tensors import MARKED, VarintReader, from_zigzag
 from stages.records.byte_readers import ByteReader
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
 from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS
@@ -134,8 +134,7 @@ class _BincodeParser:
         if isinstance(like, bool):
             return self._flag(path, "true or false")
         if isinstance(like, Signed):
-            number = self._number()
-            return Signed(number // 2 if number % 2 == 0 else -(number + 1) // 2)
+            return Signed(from_zigzag(self._number()))
         if isinstance(like, int):
             return self._number()
         if isinstance(like, float):

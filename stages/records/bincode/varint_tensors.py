@@ -51,13 +51,11 @@ class VarintReader:
     def _read_varints(self, count: int, name: str) -> NDArray[Any]:
         values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
         filled = 0
-        rest = b""
         while filled < count:
-            # Each number takes at least one byte, so this reads nothing after the last number.
-            rest += self._source.read(max(1, min(CHUNK, count - filled - bool(rest))))
-            numbers, rest = self._parse(rest, name)
+            numbers, size = self._parse(self._source.peek(CHUNK), count - filled, name)
+            self._source.skip(size)
             limits = np.iinfo(values.dtype)
-            if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+            if not limits.min <= min(numbers) <= max(numbers) <= limits.max:
                 raise RecordError(
                     f"{self._source.name}: {name} has numbers that are too large for {self.dtype}"
                 )
@@ -65,11 +63,11 @@ class VarintReader:
             filled += len(numbers)
         return values
 
-    def _parse(self, data: bytes, name: str) -> tuple[list[int], bytes]:
-        """Return the numbers at the beginning of *data*, and the rest: the beginning of another number."""
-        numbers = []
+    def _parse(self, data: bytes, limit: int, name: str) -> tuple[list[int], int]:
+        """Return up to *limit* numbers at the beginning of *data*, at least one, and the bytes they take."""
+        numbers: list[int] = []
         position = 0
-        while position < len(data):
+        while position < len(data) and len(numbers) < limit:
             first = data[position]
             end = position + 1 + MARKED.get(first, 0)
             if first > max(MARKED):
@@ -77,8 +75,13 @@ class VarintReader:
             if end > len(data):
                 break
             number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
-            if self.dtype in _SIGNED:
-                number = number // 2 if number % 2 == 0 else -(number + 1) // 2
-            numbers.append(number)
+            numbers.append(from_zigzag(number) if self.dtype in _SIGNED else number)
             position = end
-        return numbers, data[position:]
+        if not numbers:
+            raise RecordError(f"{self._source.name}: {name} is truncated")
+        return numbers, position
+
+
+def from_zigzag(number: int) -> int:
+    """Return the signed integer that Burn writes as *number*: 0, 1, 2, 3 become 0, -1, 1, -2."""
+    return number // 2 if number % 2 == 0 else -(number + 1) // 2
