@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import rechunk
 from stages.records.json_format.reader import (
     MAX_LIST,
     MAX_SIZE,
@@ -115,20 +116,14 @@ def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
 
 
 def _encode_bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
-    """Yield an array of the numbers in *pieces*, using a table of the text of every number."""
+    """Yield a list of the bytes in *pieces* as numbers."""
     inner = level if level < 0 else level + 1
     texts = [b"," + _line_break(inner) + str(byte).encode() for byte in range(256)]
-    width = max(map(len, texts))
-    table = np.frombuffer(b"".join(text.ljust(width) for text in texts), np.uint8).reshape(256, width)
-    used = np.arange(width) < np.array([len(text) for text in texts])[:, None]
     first = True
-    for piece in pieces:
-        data = np.frombuffer(piece, np.uint8)
-        for start in range(0, len(data), _CHUNK):
-            chunk = data[start : start + _CHUNK]
-            text = table[chunk][used[chunk]].tobytes()
-            yield b"[" + text[1:] if first else text
-            first = False
+    for block in rechunk(pieces, _CHUNK):
+        text = b"".join(map(texts.__getitem__, block))
+        yield b"[" + text[1:] if first else text
+        first = False
     yield b"[]" if first else _line_break(level) + b"]"
 
 
@@ -179,16 +174,6 @@ def _format_float(value: float) -> str:
     """Return the shortest digits that restore *value*, with an exponent below 1e-5 and from 1e16."""
     if not math.isfinite(value):
         return "null"
-    mantissa, exponent = f"{value!r}e0".split("e")[:2]
-    sign = "-" if mantissa.startswith("-") else ""
-    integer, _, fraction = mantissa.removeprefix("-").partition(".")
-    digits = (integer + fraction).lstrip("0")
-    if not digits.strip("0"):
-        return f"{sign}0.0"
-    point = len(integer) + int(exponent) - (len(integer + fraction) - len(digits))
-    digits = digits.rstrip("0")
-    if -5 < point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}"
-    if 0 < point <= 16:
-        return f"{sign}{digits[:point].ljust(point, '0')}.{digits[point:] or '0'}"
-    return f"{sign}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{point - 1}"
+    if value == 0 or 1e-5 <= abs(value) < 1e16:
+        return np.format_float_positional(value, trim="0")
+    return np.format_float_scientific(value, trim="-", exp_digits=1).replace("e+", "e")

@@ -1,6 +1,5 @@
 """The differences of two records: names, shapes, dtypes and values, independent of their file formats."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -105,10 +104,9 @@ def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Ite
             what = "value" if first.dtype == second.dtype else "dtype"
             yield found(what, largest=largest, relative=relative)
     elif _is_number(first) and _is_number(second):
-        apart = _gap(first, second)
-        if apart > tolerance:
-            share = apart / max(abs(first), abs(second))
-            yield found("value", largest=apart, relative=share)
+        apart, scale = _gaps(np.array([first]), np.array([second]))
+        if apart[0] > tolerance:
+            yield found("value", largest=float(apart[0]), relative=float(apart[0] / scale[0]))
     elif type(first) is not type(second):
         yield found("kind")
     elif first != second:
@@ -117,13 +115,6 @@ def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Ite
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _gap(first: float, second: float) -> float:
-    if first == second or (math.isnan(first) and math.isnan(second)):
-        return 0.0
-    gap = abs(first - second)
-    return math.inf if math.isnan(gap) else float(gap)
 
 
 def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
