@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -27,6 +26,7 @@ from pipeline.flows.flow import learner
 from pipeline.flows.override_rules import ALLOW_CODE, check_overrides
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
+from pipeline.project.collision import ROOT
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.contracts.printing import print_line
 
@@ -103,7 +103,8 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
     print_line(f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}")
     os.environ[SERVER_VARIABLE] = str(os.getpid())
     os.environ[ENTRYPOINT_VARIABLE] = ENTRYPOINT  # otherwise the API names what the processes of runs execute
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    search_path = (os.environ.get("PYTHONPATH"), str(ROOT))  # not the project, which has modules of any name
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     asyncio.run(runner.serve())
 
 

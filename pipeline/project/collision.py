@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAMES = ("pipeline", "stages")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 """Folder from which this project's packages are imported."""
 PROJECT_FILES = ("params.yaml", "dvc.yaml")
 
