@@ -7,12 +7,14 @@ smallest size that it accepts.
 
 import os
 import struct
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from isal import igzip_lib, igzip_threaded, isal_zlib
+from isal import igzip_lib, isal_zlib
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, rechunk
@@ -26,9 +28,10 @@ BLOCK = 0xFFFF
 """Bytes of the longest stored block."""
 MAX_THREADS = 4
 
-_LEVEL = 1
+_LEVEL, _MEMORY_LEVEL = 1, 9
 _EMPTY = b"\0\0\0\xff\xff"
 """An empty stored block."""
+_LAST_DEFLATED = b"\x03\0"
 _LAST_STORED = b"\x01\0\0\xff\xff"
 _WINDOW = 1 << 16
 _STEP = 1 << 18
@@ -42,17 +45,35 @@ def write_compressed(
 
     *values* is the number of small values in the content, as `Limits` count them.
     """
-    length = 0
+    length = checksum = 0
     threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
-    with igzip_threaded.open(file, "wb", _LEVEL, threads=threads, block_size=CHUNK) as packed_file:
-        file.seek(0)
-        file.write(HEADER)  # isal's header has the level and the system in each other's place
+    waiting: deque[tuple[Future[tuple[bytes, int]], int]] = deque()
+
+    def write_first() -> None:
+        nonlocal length, checksum
+        future, size = waiting.popleft()
+        data, part = future.result()
+        file.write(data)
+        checksum = isal_zlib.crc32_combine(checksum, part, size)
+        length += size
+
+    with ThreadPoolExecutor(threads) as pool:
+        file.write(HEADER)
         for chunk in rechunk(pieces, CHUNK):
-            packed_file.write(chunk)
-            length += len(chunk)
-        packed_file.flush()
-        missing = least_size(length, values) + len(HEADER) - file.tell()
-        file.write(_EMPTY * -(-missing // len(_EMPTY)))
+            waiting.append((pool.submit(_deflate, bytes(chunk)), len(chunk)))
+            if len(waiting) > threads + 1:
+                write_first()
+        while waiting:
+            write_first()
+    missing = least_size(length, values) + len(HEADER) - file.tell()
+    file.write(_EMPTY * -(-missing // len(_EMPTY)) + _LAST_DEFLATED)
+    file.write(struct.pack("<II", checksum, length & 0xFFFFFFFF))
+
+
+def _deflate(chunk: bytes) -> tuple[bytes, int]:
+    """Return *chunk* as independent blocks that end at a byte boundary, and its checksum."""
+    stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS, _MEMORY_LEVEL)
+    return stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH), isal_zlib.crc32(chunk)
 
 
 def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
