@@ -38,8 +38,8 @@ JOINT = (
     "engine/lockfile_repair",
     "flows/flow",
     "flows/tasks",
-    "lockfile",
-    "snapshot",
+    "project/lockfile",
+    "project/snapshot",
 )
 
 PACKAGES = {

@@ -58,7 +58,7 @@ def test_link_replaces_a_damaged_cached_file(model, dvc_folder):
     place = dvc_folder / "cache/files/md5" / md5[:2] / md5[2:]
     place.parent.mkdir()
     place.write_bytes(b"damaged")
-    (model.parents[1] / ".model-1.mpk.gz.part").write_bytes(b"of a process that was killed")
+    (model.parents[1] / ".model-1.mpk.gz.0123abcd.part").write_bytes(b"of a process that was killed")
 
     for _ in range(2):
         link_into_cache(model.parent, local_objects(dvc_folder))

@@ -161,16 +161,16 @@ def test_commands_report_a_project_with_its_own_training_loop(open_project, tmp_
     project = open_project(tmp_path / "own")
     project.folder.mkdir()
     project.environment["PYTHONPATH"] = str(ROOT)
-    project.call("init", ".", "--template", "custom-loop").ok()
+    project.learner("init", ".", "--template", "custom-loop").ok()
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 1")
-    project.dvc("repro").ok()  # `python train.py` is a process
+    project.ok("dvc", "repro")
 
-    run, evaluate = project.call("run"), project.call("evaluate")
+    run, evaluate = project.learner("run"), project.learner("evaluate")
 
     assert (run.code, "Traceback" in run.err) == (2, False)
     assert "Run `dvc repro` or `dvc exp run`" in run.err
     assert "vars.paths has no learner, which this command needs" in evaluate.err
-    assert "fit                  own program  up to date" in project.call("status").out
-    assert "build-learner" not in project.call("status").out
-    assert "check failed" not in project.call("doctor").text
-    assert "valid/Accuracy" in project.call("compare").out
+    assert "fit                  own program  up to date" in project.learner("status").out
+    assert "build-learner" not in project.learner("status").out
+    assert "check failed" not in project.learner("doctor").text
+    assert "valid/Accuracy" in project.learner("compare").out

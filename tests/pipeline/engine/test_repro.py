@@ -19,6 +19,7 @@ def parse_started_stages(text):
 @pytest.mark.long  # `make test` trains as many epochs in test_readme.py, without DVC
 def test_fresh_clone_trains_the_digits_to_97_percent(project):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
+    project.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.2")
 
     text = project.ok("dvc", "repro")
 

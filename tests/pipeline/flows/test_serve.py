@@ -363,6 +363,7 @@ def test_learner_run_reports_a_killed_run_as_crashed(project, server):
     wait_until((project.folder / "held").exists)
     [note] = (project.folder / ".runs/flow-runs").glob("*.json")
     running.kill()
+    running.wait()
     (project.folder / "hold").unlink()
 
     project.ok(*command, PREFECT_API_URL=server)
