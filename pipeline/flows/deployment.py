@@ -14,6 +14,7 @@ from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
 from pipeline.flows.flow import RUN_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
+from pipeline.project.collision import ROOT
 from stages.contracts.printing import CleanRecord
 
 __all__ = ["ENTRYPOINT", "SERVER_VARIABLE", "learner"]
@@ -30,11 +31,21 @@ def prepare_process(flow_run: UUID) -> None:
     Raises `StageError` if the installed Prefect does not have a name that is replaced.
     """
     logging.setLogRecordFactory(CleanRecord)
+    _leave_search_path()
     record_loaded_sources()
     prefect_patches.apply()
     register_flow_run(flow_run)
     if SERVER_VARIABLE in os.environ:
         terminate_once_with_parent(int(os.environ[SERVER_VARIABLE]))
+
+
+def _leave_search_path() -> None:
+    """Remove the folder of this package from the search path of the processes that this one starts.
+
+    In a checkout it is the project, whose modules are imported last; an experiment has copies of them.
+    """
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != str(ROOT))
 
 
 if RUN_VARIABLE in os.environ:

@@ -16,8 +16,10 @@ from prefect_servers import Api
 from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.flows import deployment
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.serving import Plan
+from pipeline.project.collision import ROOT
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
@@ -243,6 +245,15 @@ def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(dail
 def fit_record(lock):
     """Return the entry of `fit` in the text of a dvc.lock."""
     return YAML(typ="safe").load(lock)["stages"]["fit"]
+
+
+def test_processes_of_a_scheduled_run_do_not_search_the_folder_of_the_package(monkeypatch):
+    """In a checkout it is the project, and an experiment has copies of its modules."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/one", str(ROOT), "/two"]))
+
+    deployment._leave_search_path()
+
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(["/one", "/two"])
 
 
 @pytest.mark.long
