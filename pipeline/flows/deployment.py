@@ -7,6 +7,7 @@ other process has no effect.
 
 import logging
 import os
+from pathlib import Path
 from uuid import UUID
 
 from pipeline.engine.edit_guard import record_loaded_sources
@@ -14,7 +15,6 @@ from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
 from pipeline.flows.flow import RUN_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
-from pipeline.project.collision import ROOT
 from stages.contracts.printing import CleanRecord
 
 __all__ = ["ENTRYPOINT", "SERVER_VARIABLE", "learner"]
@@ -40,12 +40,13 @@ def prepare_process(flow_run: UUID) -> None:
 
 
 def _leave_search_path() -> None:
-    """Remove the folder of this package from the search path of the processes that this one starts.
+    """Remove the project from the search path of the processes that this one starts.
 
-    In a checkout it is the project, whose modules are imported last; an experiment has copies of them.
+    Its modules are imported last, and an experiment has copies of them. In a checkout, the project is also
+    the folder of this package, from which this module was imported.
     """
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != str(ROOT))
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != str(Path.cwd()))
 
 
 if RUN_VARIABLE in os.environ:

@@ -247,13 +247,17 @@ def fit_record(lock):
     return YAML(typ="safe").load(lock)["stages"]["fit"]
 
 
-def test_processes_of_a_scheduled_run_do_not_search_the_folder_of_the_package(monkeypatch):
-    """In a checkout it is the project, and an experiment has copies of its modules."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/one", str(ROOT), "/two"]))
+@pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "project of its own"])
+def test_processes_of_a_scheduled_run_search_no_project_and_find_this_package(folder, tmp_path, monkeypatch):
+    """An experiment has copies of the modules of its project."""
+    project = folder or tmp_path
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/one", str(project), str(ROOT)]))
 
     deployment._leave_search_path()
 
-    assert os.environ["PYTHONPATH"] == os.pathsep.join(["/one", "/two"])
+    kept = ["/one", *([] if project == ROOT else [str(ROOT)])]
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(kept)
 
 
 @pytest.mark.long
