@@ -39,6 +39,8 @@ class DeviceLoader:
             self._host, self._finish = host.replace(batcher=GatherBatcher()), host.batcher.finish
         self._device = device
         self._transfer = transfer
+        self._ahead = transfer.prefetch if device.type in STREAM_DEVICES else 0
+        """Batches that are copied before they are used."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on.
@@ -59,9 +61,8 @@ class DeviceLoader:
     def _source(self) -> HostLoader:
         """The loader of the batches to copy, which gathers samples in memory to copy from if it can."""
         host, dataset = self._host, self._host.dataset
-        copies = bool(self._transfer.prefetch) and self._device.type in STREAM_DEVICES
         is_gathered = type(host.batcher) is GatherBatcher and not (host.workers or host.augmenter)
-        if not (copies and is_gathered and type(dataset) is TensorDataset):
+        if not (self._ahead and is_gathered and type(dataset) is TensorDataset):
             return host
         allocate = find_copier(self._device).allocate
         return host.replace(dataset=TensorDataset(dataset.inputs, dataset.targets, allocate))
@@ -71,11 +72,12 @@ class DeviceLoader:
 
         No thread runs a user's code: it may draw from the global generators, as the model does.
         """
-        ahead = self._transfer.prefetch
-        if not ahead or self._device.type not in STREAM_DEVICES:
+        if not self._ahead:
             return (move(batch, self._device) for batch in batches)
-        ring = StagingRing(find_copier(self._device), ahead + 1)
-        return copy_in_turn(batches, ring) if self._host.runs_user_code else prefetch(batches, ring, ahead)
+        ring = StagingRing(find_copier(self._device), self._ahead + 1)
+        if self._host.runs_user_code:
+            return copy_in_turn(batches, ring)
+        return prefetch(batches, ring, self._ahead)
 
     @cached_property
     def _gather(self) -> Callable[[torch.Tensor], Batch] | None:
