@@ -12,16 +12,28 @@ from stages.contracts.history import Split
 from stages.distributed import ONE_RANK, RankGroup
 from stages.learner.steps.rank_values import add_rank_values, encode_value
 from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
-from stages.metrics.host_transfer import transfer_to_host
+from stages.metrics.host_transfer import HostTransfer, transfer_to_host
 from stages.metrics.state import load_state
 from stages.optim import Guard
 from stages.records import decode_state
 
 MAX_PENDING_BATCHES = 64
 """Batches that are measured before their values are read and added: on an accelerator each read waits."""
+MAX_READ_DELAY = 8
+"""Later batches that an accelerator computes while their values are copied, added and logged."""
 NOTHING: Mapping[str, MetricState] = {}
 Pending = tuple[str, int, MetricState]
 """The name of a metric, the iteration, and the value of that batch, which may be on the device."""
+
+
+@dataclass(frozen=True)
+class PendingValues:
+    """The values of batches whose copy to the host is in progress."""
+
+    values: list[Pending]
+    transfer: HostTransfer
+    iteration: int
+    """The number of the last of the batches."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,7 @@ class Meter:
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
         self._guard = guard
         self._pending: list[Pending] = []
+        self._in_transfer: PendingValues | None = None
         self._sums: dict[str, MetricState] = {}
         self._latest: dict[str, MetricState] = {}
         self._resumed: dict[str, Any] = {}
@@ -121,7 +134,9 @@ class Meter:
             self._measure_item(item, iteration, learning_rate, known)
         self._batches, self._iteration = self._batches + 1, iteration
         if self._batches >= MAX_PENDING_BATCHES:
-            self.flush()
+            self._start_transfer()
+        elif self._batches >= MAX_READ_DELAY and self._in_transfer is not None:
+            self._finish_transfer()
 
     def _measure_item(
         self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState]
@@ -175,13 +190,16 @@ class Meter:
 
     def _totals(self) -> dict[str, MetricState]:
         """Return the sum of every metric over the pass so far."""
-        hosted, _ = transfer_to_host([measured for _, _, measured in self._pending])
-        totals = self._add(self._pending, hosted)
+        pending = self._unread()
+        totals = self._add(pending, transfer_to_host([measured for _, _, measured in pending]))
         for metric in self._pass_metrics:
             measured = metric.read()
             earlier = self._earlier.get(metric.name)
             totals[metric.name] = measured if earlier is None else earlier + measured
         return totals
+
+    def _unread(self) -> list[Pending]:
+        return [*(self._in_transfer.values if self._in_transfer else ()), *self._pending]
 
     def _add(self, pending: Iterable[Pending], hosted: Iterable[MetricState]) -> dict[str, MetricState]:
         """Return the sums with *hosted*, the values of *pending* on the host, added in order."""
@@ -202,34 +220,50 @@ class Meter:
         Raises `NonFiniteError` after the values of the batches before a bad one, if the guard of the run has
         found one on the device.
         """
+        self._start_transfer()
+        self._finish_transfer()
+
+    def _start_transfer(self) -> None:
+        """Finish the previous transfer, and start that of the pending values."""
+        self._finish_transfer()
         pending, self._pending, self._batches = self._pending, [], 0
         flag = None if self._guard is None else self._guard.flag
-        hosted, is_flagged = transfer_to_host([measured for _, _, measured in pending], flag)
-        self._flushed = self._iteration
+        transfer = HostTransfer([measured for _, _, measured in pending], flag)
+        self._in_transfer = PendingValues(pending, transfer, self._iteration)
+        if not transfer.is_asynchronous:
+            self._finish_transfer()
+
+    def _finish_transfer(self) -> None:
+        """Log and show the values whose copy is in progress, if any."""
+        if self._in_transfer is None:
+            return
+        pending, iteration = self._in_transfer.values, self._in_transfer.iteration
+        hosted, is_flagged = self._in_transfer.transfer.wait()
+        self._in_transfer, self._flushed = None, iteration
         if self._group.size > 1:
             hosted = add_rank_values(self._group, pending, hosted, self._own_values)
         if not self._group.is_main:
             return
-        bad_iteration, error = self._find_error(is_flagged=is_flagged)
+        bad_iteration, error = self._find_error(iteration, is_flagged=is_flagged)
         self._sums = self._add(pending, hosted)
         for (name, iteration, _), measured in zip(pending, hosted, strict=True):
             self._latest[name] = measured
             if iteration >= bad_iteration or not _has_batch_value(measured):
                 continue
-            value = measured.value
+            value, count = measured.value, measured.count
             for logger in self._loggers[name]:
-                logger.log(self._epoch, name, value, measured.count)
+                logger.log(self._epoch, name, value, count)
             self._renderer.log(self._split, self._epoch, name, value)
         if error is not None:
             raise error
 
-    def _find_error(self, *, is_flagged: bool) -> tuple[float, Exception | None]:
-        """Return the first bad batch and its error; infinity and None if all are finite."""
+    def _find_error(self, last: int, *, is_flagged: bool) -> tuple[float, Exception | None]:
+        """Return the first bad batch and its error; infinity and None if all until *last* are finite."""
         if self._guard is None:
             return math.inf, None
         if is_flagged and (found := self._guard.find_error()) is not None:
             return found
-        self._guard.forget_steps()
+        self._guard.forget_steps(last)
         return math.inf, None
 
     def finish(self) -> dict[str, float]:
@@ -253,14 +287,14 @@ class Meter:
     def running(self) -> dict[str, float]:
         """Return the value of every metric over the batches measured until now."""
         totals = self._totals()
-        hosted, _ = transfer_to_host(list(totals.values()))
+        hosted = transfer_to_host(list(totals.values()))
         return {name: total.value for name, total in zip(totals, hosted, strict=True)}
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
-        pending = {name: measured for name, _, measured in self._pending}
+        pending = {name: measured for name, _, measured in self._unread()}
         latest = {name: each for name, each in (self._latest | pending).items() if _has_batch_value(each)}
-        hosted, _ = transfer_to_host(list(latest.values()))
+        hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
 

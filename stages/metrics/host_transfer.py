@@ -8,30 +8,65 @@ from torch import Tensor
 from stages.contracts.outputs import as_count
 from stages.metrics.state import Mean, MetricState
 
+ASYNCHRONOUS_DEVICES = ("cuda",)
+"""The devices from which torch copies to the host while they run."""
 
-def transfer_to_host(
-    measured: Sequence[MetricState], flag: Tensor | None = None
-) -> tuple[list[MetricState], bool]:
-    """Return *measured* with every mean on the host, and whether *flag* is set.
 
-    All numbers of means on an accelerator and *flag* are read in one transfer, which waits for the device.
-    Other values stay on their device.
+class HostTransfer:
+    """A copy of all numbers of the means in *measured*, and of *flag*, to the host.
+
+    On CUDA it is in progress until `wait`, in order with what was launched before it.
     """
-    scalars = [
-        part
-        for each in measured
-        if isinstance(each, Mean)
-        for part in (each.total, each.weight)
-        if isinstance(part, Tensor)
-    ]
-    if flag is not None:
-        scalars.append(flag)
-    if not scalars:
-        return list(measured), False
-    dtype = torch.float32 if scalars[0].device.type == "mps" else torch.float64
-    numbers = iter(torch.stack([each.detach().to(scalars[-1].device, dtype) for each in scalars]).tolist())
-    hosted = [_on_host(each, numbers) if isinstance(each, Mean) else each for each in measured]
-    return hosted, flag is not None and bool(next(numbers))
+
+    def __init__(self, measured: Sequence[MetricState], flag: Tensor | None = None) -> None:
+        self._measured = measured
+        self._has_flag = flag is not None
+        scalars = [
+            part
+            for value in measured
+            if isinstance(value, Mean)
+            for part in (value.total, value.weight)
+            if isinstance(part, Tensor)
+        ]
+        if flag is not None:
+            scalars.append(flag)
+        self.is_asynchronous = bool(scalars) and scalars[-1].device.type in ASYNCHRONOUS_DEVICES
+        """False if `wait` does not wait."""
+        self._numbers = _copy_to_host(scalars) if scalars else torch.empty(0)
+        if self.is_asynchronous:
+            self._event = torch.Event(scalars[-1].device.type)
+            self._event.record()
+
+    def wait(self) -> tuple[list[MetricState], bool]:
+        """Return the values with every mean on the host, and whether the flag was set.
+
+        Other values stay on their device.
+        """
+        if self.is_asynchronous:
+            self._event.synchronize()
+        numbers = iter(self._numbers.tolist())
+        hosted = [_on_host(value, numbers) if isinstance(value, Mean) else value for value in self._measured]
+        return hosted, self._has_flag and bool(next(numbers))
+
+
+def transfer_to_host(measured: Sequence[MetricState]) -> list[MetricState]:
+    """Return *measured* with every mean on the host, in one transfer, which waits for the device."""
+    return HostTransfer(measured).wait()[0]
+
+
+@torch.no_grad()
+def _copy_to_host(scalars: Sequence[Tensor]) -> Tensor:
+    device = scalars[-1].device
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    numbers = torch.stack([_convert(scalar, device, dtype) for scalar in scalars])
+    return numbers.to("cpu", non_blocking=device.type in ASYNCHRONOUS_DEVICES)
+
+
+def _convert(scalar: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return *scalar* on *device* as *dtype*; a comparison costs a third of a call of ``to``."""
+    if scalar.dtype is dtype and scalar.device == device:
+        return scalar
+    return scalar.to(device, dtype)
 
 
 def _on_host(mean: Mean, numbers: Iterator[float]) -> Mean:

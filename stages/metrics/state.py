@@ -70,8 +70,8 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean; NaN without samples."""
-        count = self.count
-        return float(self.total) / count if count else float("nan")
+        weight = float(self.weight)
+        return float(self.total) / weight if weight else float("nan")
 
     @property
     def count(self) -> float:

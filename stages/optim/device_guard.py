@@ -75,12 +75,12 @@ class DeviceGuard(Guard):
             found = list(_name_non_finite(("loss", *self.names), row))
             if found:
                 return iteration, stop_error(f"epoch {epoch}, batch {iteration}{what}: {format_found(found)}")
-        self.forget_steps()
+        self._recorded.clear()
         return None
 
-    def forget_steps(self) -> None:
-        """Forget the recorded steps, all of which were finite."""
-        self._recorded.clear()
+    def forget_steps(self, last: int) -> None:
+        """Forget the recorded steps until the iteration *last*, all of which were finite."""
+        self._recorded = [record for record in self._recorded if record[1] > last]
 
     def _record(self, row: Tensor, epoch: int, iteration: int, what: str) -> None:
         if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):

@@ -101,8 +101,8 @@ class Guard:
         """Return the batch and the error that `flag` stands for, if the flag is set. Here: None."""
         return None
 
-    def forget_steps(self) -> None:
-        """Forget the steps that `flag` was set for. This guard sets no flag, so it does nothing."""
+    def forget_steps(self, last: int) -> None:
+        """Forget the steps until the iteration *last*. This guard sets no flag, so it does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of skipped batches, so that a resumed run stops at the same batch."""

@@ -22,7 +22,7 @@ from stages.devices.cuda_capturer import CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
 from stages.learner.checks import StepChecks
-from stages.learner.metering import MAX_PENDING_BATCHES
+from stages.learner.metering import MAX_PENDING_BATCHES, MAX_READ_DELAY
 from stages.learner.steps.capture_conditions import (
     CAPTURE_DEVICES,
     describe_batch,
@@ -104,6 +104,8 @@ class CudaGraphStep(PlainStep):
         self._window = components.state.window
         self._device = components.device
         self._capturer = capturer
+        self._slots = MAX_PENDING_BATCHES + MAX_READ_DELAY
+        """The most launches whose results the host has not read."""
         metrics = [each for each in components.observers.metrics[Split.TRAIN] if not each.covers_pass]
         self._metrics = find_means(metrics)
         self._readers = {each.metric.name for each in metrics if each.reads_output}
@@ -259,7 +261,7 @@ class CudaGraphStep(PlainStep):
         if not self._capture.graphs:
             row = len(self._flags.names) + 1
             widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
-            self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES, widths)
+            self._capture.ring = ResultRing(self._device, self._slots, widths)
         clear_gradients(self._model)  # so that the graph can use their memory
         try:
             run = partial(self._run, metrics, ends=self._ends)
@@ -294,7 +296,7 @@ class CudaGraphStep(PlainStep):
             numbers["means"] = torch.stack([part.to(torch.float64) for part in tensors])
         slots = ring.write(**numbers)
         values = [_fill_means(means, iter(slot.unbind())) for slot in slots.pop("means", ())]
-        return Results(transform(step.item, _detach), means=values or [means] * MAX_PENDING_BATCHES, **slots)
+        return Results(transform(step.item, _detach), means=values or [means] * self._slots, **slots)
 
     def _restart(self, reason: str) -> None:
         """Drop the graphs, to capture the step again, unless they were used too little."""
