@@ -539,7 +539,7 @@ class NanAfter(Net):
         return super().loss(logits, targets) / (targets != 7).all()
 
 
-@pytest.mark.parametrize("bad_batch", [2, 9, 64, 65, 70, 73, 98])
+@pytest.mark.parametrize("bad_batch", [2, 7, 64, 65, 70, 73, 98])
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_captured_guard_reports_the_bad_batch(bad_batch, accumulated, capture, tmp_path):
     """Batches 65 to 72 run before the values of the first 64 are read."""
