@@ -23,7 +23,7 @@ from stages.learner.early_stopping import EarlyStopping
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
-from stages.metrics import Metric, PassMetric, StepMetric
+from stages.metrics import Metric, MetricOptions, PassMetric, StepMetric
 from stages.optim import (
     Accumulation,
     Averaging,
@@ -82,7 +82,7 @@ class LearnerBuilder:
         """Log *metrics* as numbers on both splits, or in training only if they have ``train_only``."""
         for metric in metrics:
             self.metric_train_numeric(metric)
-            if not getattr(metric, "train_only", False):
+            if not MetricOptions.of(metric).train_only:
                 self.metric_valid_numeric(metric)
         return self
 
@@ -90,7 +90,7 @@ class LearnerBuilder:
         """Show and log *metrics* on both splits, or in training only if they have ``train_only``."""
         for metric in metrics:
             self.metric_train(metric)
-            if not getattr(metric, "train_only", False):
+            if not MetricOptions.of(metric).train_only:
                 self.metric_valid(metric)
         return self
 

@@ -139,7 +139,7 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
     if hasattr(rule, "rules"):
         return
     known = {
-        (split, each.metric.name): each.metric
+        (split, each.metric.name): each.options.better
         for split, registered in metrics.items()
         for each in registered
         if each.numeric and not each.telemetry
@@ -153,7 +153,7 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
                 f"{names}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or set the "
                 "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
-        _check_direction(rule, name, f"{split} {metric!r}", getattr(known[split, metric], "better", None))
+        _check_direction(rule, name, f"{split} {metric!r}", known[split, metric])
 
 
 def find_valid_metrics(rule: Any) -> list[str]:
@@ -199,7 +199,7 @@ def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredM
     for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
         returned = _item_type(getattr(model, step, None))
         for each in metrics[split]:
-            measures = getattr(each.metric, "measures", object)
+            measures = each.options.measures
             if returned is not None and not issubclass(returned, measures):
                 owner = getattr(model, "__name__", type(model).__name__)
                 raise BuilderError(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from stages.contracts.errors import BuilderError
@@ -11,7 +12,7 @@ from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, St
 from stages.contracts.history import Split
 from stages.distributed import ONE_RANK, RankGroup
 from stages.learner.steps.rank_values import add_rank_values, encode_value
-from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
+from stages.metrics import Mean, Metric, MetricOptions, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import HostTransfer, transfer_to_host
 from stages.metrics.state import load_state
 from stages.optim import Guard
@@ -43,36 +44,46 @@ class RegisteredMetric:
     metric: Metric | StepMetric | PassMetric
     numeric: bool
 
+    @cached_property
+    def options(self) -> MetricOptions:
+        """The optional attributes of the metric."""
+        return MetricOptions.of(self.metric)
+
     @property
     def telemetry(self) -> bool:
         """True if the metric depends on the clock or the machine; it is then excluded from tracked files."""
-        return bool(getattr(self.metric, "telemetry", False))
+        return self.options.telemetry
 
-    @property
+    @cached_property
+    def takes_step(self) -> bool:
+        """True for a `StepMetric`."""
+        return hasattr(self.metric, "measure_step")
+
+    @cached_property
     def covers_pass(self) -> bool:
         """True for a `PassMetric`, which is read instead of measured on each batch."""
-        return not (hasattr(self.metric, "measure") or hasattr(self.metric, "measure_step"))
+        return not (self.takes_step or hasattr(self.metric, "measure"))
 
     @property
     def reads_output(self) -> bool:
         """True if the metric reads tensors of the output of a step."""
-        return not self.covers_pass and bool(getattr(self.metric, "reads_output", True))
+        return not self.covers_pass and self.options.reads_output
 
     @property
     def is_equal_on_ranks(self) -> bool:
         """True if the value is that of rank 0: it does not depend on the samples."""
-        return self.telemetry or bool(getattr(self.metric, "is_equal_on_ranks", False))
+        return self.telemetry or self.options.is_equal_on_ranks
 
     @property
     def measures(self) -> str:
         """The names of the output types that the metric accepts."""
-        kinds = getattr(self.metric, "measures", object)
+        kinds = self.options.measures
         return " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
 
     @property
     def shown(self) -> Shown:
         """The display settings of the metric."""
-        return Shown(self.metric.unit, getattr(self.metric, "decimals", 2), self.numeric)
+        return Shown(self.metric.unit, self.options.decimals, self.numeric)
 
 
 class Meter:
@@ -385,11 +396,11 @@ def _has_batch_value(measured: MetricState) -> bool:
 def _find_measure(each: RegisteredMetric, item: Any) -> tuple[str, Callable[[Any], MetricState], bool]:
     """Return the metric's name, the method that measures, and whether that takes a `Step`."""
     metric: Any = each.metric
-    if not isinstance(item, getattr(metric, "measures", object)):
+    if not isinstance(item, each.options.measures):
         raise BuilderError(
             f"metric {metric.name!r} measures {each.measures}, but the model's step returned "
             f"{type(item).__name__}: register another metric"
         )
-    if hasattr(metric, "measure_step"):
+    if each.takes_step:
         return metric.name, metric.measure_step, True
     return metric.name, metric.measure, False

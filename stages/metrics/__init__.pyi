@@ -7,6 +7,7 @@ from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .from_torchmetrics import TorchMetric as TorchMetric
 from .metric import Metric as Metric
 from .metric import MetricAdapter as MetricAdapter
+from .metric import MetricOptions as MetricOptions
 from .metric import PassMetric as PassMetric
 from .metric import StepMetric as StepMetric
 from .precision_recall import FBetaScoreMetric as FBetaScoreMetric

@@ -1,23 +1,17 @@
 """The contract of a metric: one method that measures the output of a step."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
 
+from stages.contracts.history import Direction
 from stages.metrics.state import MetricState
 
 
 class Metric(Protocol):
     """A number that is measured on every batch and added up over an epoch.
 
-    Your own metric needs these attributes and no base class. It may also have:
-
-    * ``measures``: the type of output that it takes, or a tuple of types; the learner reports an output of
-      another type.
-    * ``better``: a `Direction`: whether the highest or the lowest value is the best.
-    * ``decimals``: the number of digits that are shown; default 2.
-    * ``train_only``: True if it is measured in training only, even if it is registered for both splits.
-    * ``telemetry``: True if it depends on the clock or the machine; such a metric is kept out of the
-      history and of every tracked file.
+    Your own metric needs these attributes and no base class. It may also have those of `MetricOptions`.
     """
 
     @property
@@ -35,9 +29,7 @@ class Metric(Protocol):
 class StepMetric(Protocol):
     """A metric of the run itself, such as the learning rate.
 
-    May have the same optional attributes as a `Metric`, and also:
-
-    * ``reads_output``: False if it reads no tensor of the output, so that a captured step does not copy it.
+    May have the same optional attributes as a `Metric`.
     """
 
     @property
@@ -77,6 +69,32 @@ class PassMetric(Protocol):
         """Return the measurement of the pass so far."""
 
 
+@dataclass(frozen=True)
+class MetricOptions:
+    """The optional attributes of a metric, and their defaults."""
+
+    measures: type | tuple[type, ...] = object
+    """The type of output that it takes, or several; the learner reports an output of another type."""
+    better: Direction | None = None
+    """Whether the highest or the lowest value is the best."""
+    decimals: int = 2
+    """The number of digits that are shown."""
+    train_only: bool = False
+    """True if it is measured in training only, even if it is registered for both splits."""
+    telemetry: bool = False
+    """True if it depends on the clock or the machine; it is kept out of the history and of tracked files."""
+    reads_output: bool = True
+    """False if it reads no tensor of the output, so that a captured step does not copy it."""
+    is_equal_on_ranks: bool = False
+    """True if the value is that of rank 0, because it does not depend on the samples."""
+
+    @classmethod
+    def of(cls, metric: object) -> Self:
+        """Return those of *metric*."""
+        names = [option.name for option in fields(cls)]
+        return cls(**{name: getattr(metric, name) for name in names if hasattr(metric, name)})
+
+
 class MetricAdapter:
     """A metric on outputs of your own type. Burn's ``Adaptor``.
 
@@ -93,10 +111,7 @@ class MetricAdapter:
     def __init__(self, metric: Metric, adapt: Callable[[Any], Any], *, measures: type = object) -> None:
         self.name = metric.name
         self.unit = metric.unit
-        self.better = getattr(metric, "better", None)
-        self.decimals = getattr(metric, "decimals", 2)
-        self.telemetry = getattr(metric, "telemetry", False)
-        self.measures = measures
+        vars(self).update(vars(MetricOptions.of(metric)), measures=measures)
         self._metric = metric
         self._adapt = adapt
 

@@ -84,7 +84,7 @@ def build_telemetry(use: Use) -> "Metric":
     Raises `PluginError` as `build_metric` does, and for a metric that is not telemetry.
     """
     metric = build_metric(use)
-    if not getattr(metric, "telemetry", False):
+    if not metrics.MetricOptions.of(metric).telemetry:
         raise PluginError(
             f"metric {use.kind!r} is in fit.telemetry, but {type(metric).__name__}.telemetry is not True: "
             "set it if the metric depends on the clock or the machine, or add the metric to fit.metrics"

@@ -318,12 +318,10 @@ class FitConfig(Config):
 
     def build_test_metrics(self) -> "list[Any]":
         """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
-        built = [metrics.build_metric(each) for each in self.metrics]
-        return [
-            each
-            for each in built
-            if not (getattr(each, "telemetry", False) or getattr(each, "train_only", False))
-        ]
+        built = [metrics.build_metric(use) for use in self.metrics]
+        options = [metrics.MetricOptions.of(metric) for metric in built]
+        pairs = zip(built, options, strict=True)
+        return [metric for metric, option in pairs if not (option.telemetry or option.train_only)]
 
     def configure_evaluator(self, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
         """Set the first device and the settings of the computation on *builder*, and return it."""

@@ -8,7 +8,15 @@ import torch
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, PluginError
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput
-from stages.metrics import AccuracyMetric, LossMetric, MetricAdapter, MseMetric, TorchMetric, build_metric
+from stages.metrics import (
+    AccuracyMetric,
+    LossMetric,
+    MetricAdapter,
+    MetricOptions,
+    MseMetric,
+    TorchMetric,
+    build_metric,
+)
 
 LOSS = torch.tensor(0.0)
 
@@ -133,3 +141,13 @@ def test_metric_adapter_measures_users_own_output():
 
 def test_metric_adapter_keeps_decimals():
     assert MetricAdapter(MseMetric(), list).decimals == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("train_only", True), ("reads_output", False), ("is_equal_on_ranks", True)]
+)
+def test_adapted_metric_has_every_option_of_its_metric(name, value):
+    metric = MseMetric()
+    setattr(metric, name, value)
+
+    assert getattr(MetricOptions.of(MetricAdapter(metric, list)), name) == value

@@ -112,11 +112,11 @@ def find_means(metrics: Sequence[RegisteredMetric]) -> dict[str, Any]:
 
 
 def _returns_mean(registered: RegisteredMetric) -> bool:
-    measure = getattr(registered.metric, "measure", None)
-    if measure is None or registered.telemetry or hasattr(registered.metric, "measure_step"):
+    metric: Any = registered.metric
+    if registered.covers_pass or registered.takes_step or registered.telemetry:
         return False
     with suppress(Exception):  # an annotation of a user's may have an unknown name
-        return get_type_hints(measure).get("return") is Mean
+        return get_type_hints(metric.measure).get("return") is Mean
     return False
 
 
