@@ -217,7 +217,7 @@ def _check(options: LearnerOptions, model: Any) -> None:
     check_metric_inputs(model, options.metrics)
     if options.loggers is None:
         for registered in options.metrics.values():
-            check_file_names(each.metric.name for each in registered)
+            check_file_names(metric.name for metric in registered)
     check_monitored_metrics(options.early_stopping, options.metrics)
     check_monitored_metrics(options.retention, options.metrics)
     if options.recorder is not None:
@@ -272,7 +272,7 @@ def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
 def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observers:
     """Return the observers of a rank that only measures: rank 0 adds, logs and shows its values."""
     metrics = {
-        split: [each for each in registered if not (each.telemetry or each.covers_pass)]
+        split: [metric for metric in registered if not (metric.telemetry or metric.covers_pass)]
         for split, registered in options.metrics.items()
     }
     none: dict[Split, list[MetricLogger]] = {split: [] for split in Split}

@@ -318,9 +318,9 @@ class LearnerBuilder:
         This is also the number of batches in an epoch of a loader that does not end.
         """
         limits = {Split.TRAIN: train, Split.VALID: valid}
-        if wrong := [each for each in limits.values() if each is not None and each < 1]:
+        if wrong := [limit for limit in limits.values() if limit is not None and limit < 1]:
             raise BuilderError(f"limit_batches: found {wrong[0]}. Pass a number of batches from 1")
-        return self._set(limit_batches={split: each for split, each in limits.items() if each is not None})
+        return self._set(limit_batches={split: limit for split, limit in limits.items() if limit is not None})
 
     def validate_every(self, epochs: int) -> Self:
         """Validate after each epoch whose number is a multiple of *epochs*. Default: 1.

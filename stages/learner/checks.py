@@ -49,8 +49,8 @@ def check_trainable(model: torch.nn.Module) -> None:
     place = place_of(type(model))
     name = f"{type(model).__name__}{place}"
     for path, module in model.named_modules():
-        own = module.named_parameters(recurse=False)
-        lazy = [each for each, parameter in own if isinstance(parameter, UninitializedParameter)]
+        parameters = module.named_parameters(recurse=False)
+        lazy = [name for name, parameter in parameters if isinstance(parameter, UninitializedParameter)]
         if lazy:
             raise BuilderError(
                 f"{name}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
@@ -76,32 +76,30 @@ def check_recordable_state(model: torch.nn.Module) -> None:
 
 def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], owner: str) -> None:
     """Raise `BuilderError` if one of *others*, the metrics of *owner*, has the same name and thus log."""
-    if registered.metric.name in [each.metric.name for each in others]:
-        raise BuilderError(
-            f"two metrics of {owner} have the name {registered.metric.name!r}: remove one of them"
-        )
+    if registered.name in [other.name for other in others]:
+        raise BuilderError(f"two metrics of {owner} have the name {registered.name!r}: remove one of them")
 
 
 def check_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int, ranks: int = 1
 ) -> None:
     """Raise `BuilderError` if *optimizer* updates other parameters, or L-BFGS cannot be used as asked."""
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = sum(id(parameter) not in own for parameter in held)
+    of_model = {id(parameter) for parameter in model.parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in of_model for parameter in parameters)
     if foreign:
         raise BuilderError(
-            f"{foreign} of the {len(held)} parameters of the {type(optimizer).__name__} are not the model's: "
-            "create it with model.parameters() of the model that is trained"
+            f"{foreign} of the {len(parameters)} parameters of the {type(optimizer).__name__} are not the "
+            "model's: create it with model.parameters() of the model that is trained"
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
     if batches_per_step > 1 or ranks > 1:
-        found = (
+        mistake = (
             f"accumulate over {batches_per_step} batches" if batches_per_step > 1 else f"use {ranks} ranks"
         )
         raise BuilderError(
-            f"L-BFGS evaluates one batch several times, so it cannot {found}: use one device, no "
+            f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no "
             "accumulation, and a larger batch"
         )
     if hasattr(model, "optimize"):
@@ -138,22 +136,22 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
         check_monitored_metrics(part, metrics)
     if hasattr(rule, "rules"):
         return
-    known = {
-        (split, each.metric.name): each.options.better
-        for split, registered in metrics.items()
-        for each in registered
-        if each.numeric and not each.telemetry
+    directions = {
+        (split, registered.name): registered.options.better
+        for split, metrics_of_split in metrics.items()
+        for registered in metrics_of_split
+        if registered.numeric and not registered.telemetry
     }
     name = type(getattr(rule, "scheduler", rule)).__name__
     for split, metric in sorted(getattr(rule, "needs", set())):
-        if (split, metric) not in known:
-            names = ", ".join(f"{split} {metric}" for split, metric in sorted(known)) or "none"
+        if (split, metric) not in directions:
+            names = ", ".join(f"{split} {metric}" for split, metric in sorted(directions)) or "none"
             raise BuilderError(
                 f"{name} uses the {split} {metric!r}, which is not registered as a number; registered: "
                 f"{names}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or set the "
                 "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
-        _check_direction(rule, name, f"{split} {metric!r}", known[split, metric])
+        _check_direction(rule, name, f"{split} {metric!r}", directions[split, metric])
 
 
 def find_valid_metrics(rule: Any) -> list[str]:
@@ -198,12 +196,12 @@ def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredM
     """
     for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
         returned = _item_type(getattr(model, step, None))
-        for each in metrics[split]:
-            measures = each.options.measures
+        for metric in metrics[split]:
+            measures = metric.options.measures
             if returned is not None and not issubclass(returned, measures):
                 owner = getattr(model, "__name__", type(model).__name__)
                 raise BuilderError(
-                    f"metric {each.metric.name!r} measures {each.measures}, but {owner}.{step} returns "
+                    f"metric {metric.name!r} measures {metric.measures}, but {owner}.{step} returns "
                     f"{returned.__name__}: register another metric"
                 )
 
