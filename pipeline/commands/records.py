@@ -96,7 +96,7 @@ def verify(
 
     Example: learner records verify artifacts/checkpoint
     """
-    from stages.checkpoints.verification import verify_path
+    from stages.runs.verification import verify_path
 
     wrong = 0
     for path in paths:

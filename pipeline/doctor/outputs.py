@@ -14,10 +14,9 @@ from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.git import list_tracked_files
 from pipeline.project.revisions.cache_content import OBJECTS, is_damaged, list_files, object_path
 from pipeline.project.revisions.dvc_checks import check_places
-from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
-from stages.records.tools.verification import Verdict, find_records
+from stages.runs.verification import Verdict, find_records, verify_path
 
 MAX_LISTED_FILES = 3
 """Number of files that a message names."""

@@ -20,13 +20,13 @@ from pipeline.project.snapshot import take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
 from pipeline.user_errors import explain_user_errors
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
 from stages.params.build_learner_params import BuildLearnerPaths
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_ranks import follow_main
 from stages.params.save_model_params import SaveModelPaths
+from stages.runs.file_names import CHECKPOINT_FOLDER
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:

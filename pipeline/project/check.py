@@ -12,7 +12,6 @@ from pipeline.project.snapshot import interpolate, read_variables
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml
 from stages import learner
-from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
@@ -20,6 +19,7 @@ from stages.contracts.history import Split
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
 from stages.optim.schedules import BUILT_IN, FUNCTIONS, ScheduleUse
 from stages.records.safetensors_format.shards import is_index, read_index
+from stages.runs.retention import BestConfig
 
 PARAMS = Path("params.yaml")
 SECTIONS_BY_STAGE = {

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from stages import distributed
-from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import MetricLogger
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
@@ -69,6 +67,8 @@ from stages.records import (
     Recorder,
     fields_unlike_burn,
 )
+from stages.runs import Checkpoint, FileCheckpointer, default_retention
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
-from stages.checkpoints import Retention
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
@@ -35,6 +34,7 @@ from stages.optim import (
     ScheduleUse,
 )
 from stages.records import HalfPrecision, Recorder
+from stages.runs import Retention
 
 log = logging.getLogger(__name__)
 

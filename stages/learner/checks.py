@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from stages.checkpoints.retention import KeepBest
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
@@ -20,6 +19,7 @@ from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
+from stages.runs.retention import KeepBest
 
 log = logging.getLogger(__name__)
 

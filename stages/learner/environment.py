@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from stages.checkpoints.file_names import ENVIRONMENT_FILE
 from stages.contracts.text import to_json
+from stages.runs.file_names import ENVIRONMENT_FILE
 from stages.system.files import write_text
 
 log = logging.getLogger(__name__)

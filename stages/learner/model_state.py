@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stages import distributed
-from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
@@ -33,6 +32,7 @@ from stages.records import (
     state_of,
     to_plain,
 )
+from stages.runs import Checkpoint
 
 
 class ModelState:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from stages import distributed
-from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
@@ -33,6 +32,7 @@ from stages.learner.streams import Streams
 from stages.optim import DeviceGuard, Guard, Window
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import Tree
+from stages.runs import Checkpoint
 
 INTEGERS = (torch.int32, torch.int64)
 

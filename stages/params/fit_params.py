@@ -6,9 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from stages import checkpoints, data, devices, distributed, learner, loggers, metrics, records
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
-from stages.checkpoints.retention import Keep
+from stages import data, devices, distributed, learner, loggers, metrics, records, runs
 from stages.contracts.config import Config, Use
 from stages.contracts.fields import (
     MAX_COUNT,
@@ -40,6 +38,8 @@ from stages.metrics.registry import MetricConfig, TelemetryConfig
 from stages.optim.config import Averaging, NonFinite
 from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
+from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
+from stages.runs.retention import Keep
 
 CHANGES_NO_NUMBER = {
     "num_epochs",
@@ -368,7 +368,7 @@ class FitConfig(Config):
         *initial* is the directory of the initial learner, which has the checkpoints of a run that is resumed.
         """
         inherited = [epoch for epoch in list_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
-        return checkpoints.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
+        return runs.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
 
 
 def _best_kind() -> str:

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from stages.checkpoints.file_names import (
+from stages.contracts.printing import print_line, print_text
+from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
@@ -14,10 +15,8 @@ from stages.checkpoints.file_names import (
     list_epochs,
     parse_name,
 )
-from stages.contracts.printing import print_line, print_text
-from stages.runs.manifest import LogLedger, files_below
+from stages.runs.manifest import LogLedger, files_below, find_damage
 from stages.runs.store import RunStore
-from stages.runs.verification import find_damage
 from stages.system.files import copy_file, md5, sync_directory
 
 _LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.contracts.file_lists import is_name_below
 from stages.contracts.history import Split
+from stages.runs.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
-from stages.system.files import UNREADABLE, describe, read_regular
+from stages.system.files import UNREADABLE, damage, describe, read_regular
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""
@@ -71,6 +71,12 @@ def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, 
         if name not in known and not _NOT_LISTED.fullmatch(name)
     }
     return {**found, **known}
+
+
+def find_damage(store_path: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the files of *manifest* that are not intact, and what is wrong with each."""
+    found = ((name, damage(store_path / name, written)) for name, written in manifest.items())
+    return {name: problem for name, problem in found if problem}
 
 
 class LogLedger:

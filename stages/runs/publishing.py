@@ -12,14 +12,14 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
+from stages.runs.store import RunStore
 from stages.system.files import (
     CHUNK_BYTES,
     difference,
@@ -27,6 +27,7 @@ from stages.system.files import (
     remove_stale_parts,
     sha256,
     sync_directory,
+    sync_trees,
 )
 
 CLONE = 0x40049409
@@ -61,6 +62,23 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     for folder in {target.parent for target in parts}:
         sync_directory(folder)
     return {}
+
+
+def publish_results(store: RunStore, outputs: Sequence[Path], untracked: Sequence[Path]) -> dict[str, str]:
+    """Replace *outputs* by the files and directories of the same names in *store*, and *untracked* likewise.
+
+    *outputs* are verified with the store's manifest while they are copied. Returns what is wrong with each
+    damaged file, by its path below the store; if there is one, nothing is published.
+    """
+    store.check_exists()
+    names = {path.name for path in outputs}
+    expected = {
+        str(store.path / name): written
+        for name, written in store.manifest.items()
+        if name.partition("/")[0] in names
+    }
+    problems = publish({store.path / path.name: path for path in [*outputs, *untracked]}, expected)
+    return {Path(name).relative_to(store.path).as_posix(): problem for name, problem in problems.items()}
 
 
 def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:

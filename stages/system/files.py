@@ -1,5 +1,6 @@
-"""Reads of files of unknown origin, atomic writes, and checks of the content of files."""
+"""Reads of files of unknown origin, atomic writes, syncs to disk, and checks of the content of files."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -7,7 +8,8 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -172,3 +174,36 @@ def difference(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> s
     if found["sha256"] != written["sha256"]:
         return "has changed since it was written (its sha256 differs)"
     return None
+
+
+FEW_FILES = 32
+"""Most files that are synced one by one, so that the data of other programs is not written too."""
+SYNCFS_REPORTS = (5, 8)
+"""First version of Linux whose syncfs reports failed writes."""
+
+
+def sync_trees(paths: Iterable[Path]) -> None:
+    """Write the files and directories *paths*, and everything below them, to disk.
+
+    More than `FEW_FILES` of them are synced with one call for each file system, if the kernel has one that
+    reports failed writes. Raises `OSError` if something cannot be written.
+    """
+    found = [each for path in paths for each in (path, *path.rglob("*")) if not each.is_symlink()]
+    devices = {each.stat().st_dev: each for each in found} if len(found) > FEW_FILES else {}
+    if devices and all(map(_sync_file_system, devices.values())):
+        return
+    for each in reversed(found):
+        sync_directory(each)  # or a file
+
+
+def _sync_file_system(path: Path) -> bool:
+    """Sync the file system of *path*; return whether that succeeded, with all failed writes reported."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if sys.platform != "linux" or not version or tuple(map(int, version.groups())) < SYNCFS_REPORTS:
+        return False
+    syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return syncfs is not None and syncfs(handle) == 0
+    finally:
+        os.close(handle)

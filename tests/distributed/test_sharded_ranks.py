@@ -27,7 +27,6 @@ from ranks import run_ranks
 from run_files import read_run_files
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
@@ -36,6 +35,7 @@ from stages.models import ClassificationStep, backward
 from stages.optim import AdaGrad, Adam, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
+from stages.runs import FileCheckpointer
 
 UNSHARDED = (
     "more metrics",

@@ -12,7 +12,6 @@ from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
 
-from stages.checkpoints import KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder, MetricEarlyStopping
@@ -29,6 +28,7 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import KeepLast
 
 TRAIN_BATCHES, VALID_BATCHES = 5, 2
 MOST_EPOCHS, EPOCHS = 5, 3

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import KeepBest
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -18,6 +17,7 @@ from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, Pea
 from stages.models import MlpRegressor
 from stages.optim import Adam, ClipByValue, Sgd
 from stages.renderers import NoRenderer
+from stages.runs import KeepBest
 
 
 def same(one, other):

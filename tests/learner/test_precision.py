@@ -5,7 +5,6 @@ import torch
 from stop_after import StopAfter
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.outputs import TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
@@ -17,6 +16,7 @@ from stages.optim.loss_scaler import INITIAL_SCALE, LossScaler
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import FileCheckpointer
 
 HALF = ["bf16", "fp16"]
 CPU = torch.device("cpu")

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.records import (
     BinBytesRecorder,
@@ -24,6 +22,8 @@ from stages.records import (
 from stages.records.gzip_stream import write_compressed
 from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.recorder import PRECISIONS, RECORDERS
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.verification import verify_path
 
 SHAPE = (4250, 4000)
 """17 million elements: 68 MB of float32."""

@@ -16,11 +16,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
+from stages.runs import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 
 log = logging.getLogger(__name__)
 

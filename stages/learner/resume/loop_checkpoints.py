@@ -5,8 +5,6 @@ from pathlib import Path
 
 from torch import nn
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, default_retention
-from stages.checkpoints.file_names import STEP_FOLDER
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.learner.resume.checkpointing import find_newest_checkpoint
@@ -22,6 +20,8 @@ from stages.records import (
     module_supplement,
     record_of,
 )
+from stages.runs import Checkpoint, FileCheckpointer, Retention, default_retention
+from stages.runs.file_names import STEP_FOLDER
 
 
 class LoopCheckpoints:

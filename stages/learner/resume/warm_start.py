@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
@@ -42,6 +40,8 @@ from stages.records.selection import ALL_TENSORS
 from stages.records.torch_files.reader import is_torch_file
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import Layout
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text
 
 Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]

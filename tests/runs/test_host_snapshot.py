@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import Checkpoint, SnapshotWriter, host_snapshot
-from stages.checkpoints.host_snapshot import SPARE_BYTES, HostSnapshot
 from stages.contracts.errors import RecordError
 from stages.records import NamedMpkBytesRecorder, OriginalPrecision, optimizer_record, record_of
+from stages.runs import Checkpoint, SnapshotWriter, snapshot_writer
+from stages.runs.snapshot_writer import SPARE_BYTES, HostSnapshot
 
 VIEWS = {
     "contiguous": lambda base: base,
@@ -88,9 +88,9 @@ class Driver:
 
 @pytest.mark.parametrize("error", [0, 2], ids=["pinned", "refused"])
 def test_memory_for_a_state_on_cuda_is_pinned_once_in_pieces_while_it_is_in_use(error, monkeypatch):
-    monkeypatch.setattr(host_snapshot, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(snapshot_writer, "PIECE_BYTES", 5 << 10)
     driver, state = Driver(error), [torch.full((3 << 10,), 2.0), torch.ones(3)]
-    monkeypatch.setattr(host_snapshot._Range, "is_cuda", True)
+    monkeypatch.setattr(snapshot_writer._Range, "is_cuda", True)
     monkeypatch.setattr(HostSnapshot, "_record_arrivals", lambda self, devices: None)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

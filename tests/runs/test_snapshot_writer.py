@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, SnapshotWriter
+from stages.runs import Checkpoint, SnapshotWriter
 
 SMALL, LARGE = (Checkpoint([torch.zeros(size)], {}, None) for size in (10, 5 << 20))
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, epochs_to_keep
-from stages.checkpoints.retention import BestConfig, Keep
 from stages.contracts.history import Direction, History, Split, Value
+from stages.runs import AnyOf, KeepBest, KeepLast, default_retention, epochs_to_keep
+from stages.runs.retention import BestConfig, Keep
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import gzip
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import RecordError
 from stages.records import NamedMpkGzFileRecorder, OriginalPrecision
 from stages.records.limits import LEAST_LIMIT
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.verification import verify_path
 from stages.system.files import describe
 
 RECORDER = NamedMpkGzFileRecorder(OriginalPrecision)

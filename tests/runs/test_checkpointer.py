@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, read_manifest
 from stages.contracts.errors import CheckpointError
 from stages.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder
+from stages.runs import Checkpoint, FileCheckpointer, read_manifest
 from stages.system.files import sha256
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {"state": {}}, {"iteration": 4}, {"epoch": 2})

@@ -1,24 +1,14 @@
 """Checkpoints on disk: write, verify, read and remove them.
 
 The file ``trainer-N`` is written last and removed first, and holds the size and hash of the other files: a
-checkpoint exists if and only if this file does. `stages.checkpoints.file_names` names the files.
+checkpoint exists if and only if this file does. `stages.runs.file_names` names the files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import (
-    BURN_PARTS,
-    TRAINER,
-    files_of,
-    list_epochs,
-    parse_name,
-    parse_partial_name,
-    stem_of,
-    trainer_name,
-)
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.records import (
     NamedMpkGzFileRecorder,
@@ -30,7 +20,19 @@ from stages.records import (
     to_plain,
 )
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
-from stages.system.files import damage, describe, sync_directory
+from stages.runs.file_names import (
+    BURN_PARTS,
+    CHECKPOINT_FOLDER,
+    TRAINER,
+    files_of,
+    list_epochs,
+    parse_name,
+    parse_partial_name,
+    stem_of,
+    trainer_name,
+)
+from stages.runs.manifest import LogLedger
+from stages.system.files import UNREADABLE, damage, describe, sync_directory
 
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,
@@ -144,3 +146,20 @@ def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:
         return {name: {"size": file["size"], "sha256": file["sha256"]} for name, file in listed.items()}
     except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
+
+
+def results_manifest(store_path: Path, last_epoch: int, kept: Iterable[int]) -> dict[str, Any]:
+    """Return the sizes and hashes recorded when logs and checkpoints were written, by path below the store.
+
+    *kept* are the epochs that must have a checkpoint. One whose trainer record cannot be read gets an entry
+    that no file matches.
+    """
+    found = dict(LogLedger(store_path).read(last_epoch))
+    directory = store_path / CHECKPOINT_FOLDER
+    for epoch in {*list_epochs(directory), *kept}:
+        try:
+            files = read_manifest(directory, epoch)
+        except CheckpointError:
+            files = {trainer_name(epoch): UNREADABLE}
+        found |= {f"{CHECKPOINT_FOLDER}/{name}": file for name, file in files.items()}
+    return found
