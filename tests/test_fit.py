@@ -16,7 +16,7 @@ from pipeline.engine.stage_run import read_key_entries
 from stages import data
 from stages.build_learner import build_learner
 from stages.contracts.errors import PluginError, RunInterruptedError, StageError
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 from stages.data.device_loader import Transfer
 from stages.fit import fit
 from stages.metrics import areas

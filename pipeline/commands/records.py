@@ -68,7 +68,7 @@ def show(
     """
     from stages.records.formats import find_format, read, read_metadata
     from stages.records.record_tree import Record
-    from stages.records.torch_files.reader import is_torch_file, read_state_dict
+    from stages.records.torch_files import is_torch_file, read_state_dict
 
     form = None if is_torch_file(file) else find_format(file)
     if form is None:

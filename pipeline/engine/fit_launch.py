@@ -8,8 +8,7 @@ from typing import Any
 from pipeline.engine.rank_launcher import run_ranks
 from pipeline.engine.run_display import display_run
 from stages import fit, metrics, runs
-from stages.contracts.events import Progress, Renderer, Shown
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter, Progress, Renderer, Shown
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.runs.layout import ranks_of

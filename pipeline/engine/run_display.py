@@ -8,7 +8,7 @@ from pathlib import Path
 from stages.contracts.errors import DataError
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split, Value
-from stages.loggers.log_reader import read_epoch
+from stages.loggers.log_files import read_epoch
 from stages.runs.heartbeat import read_beat
 from stages.system.processes import ProcessIdentity
 

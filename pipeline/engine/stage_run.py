@@ -20,8 +20,7 @@ from pipeline.project.snapshot import take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
 from pipeline.user_errors import explain_user_errors
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.contracts.events import Renderer
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter, Renderer
 from stages.params.build_learner_params import BuildLearnerPaths
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_ranks import follow_main

@@ -18,7 +18,7 @@ from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
 from stages.optim.schedules import BUILT_IN, FUNCTIONS, ScheduleUse
-from stages.records.safetensors_format.shards import is_index, read_index
+from stages.records.safetensors_format import is_index, read_index
 from stages.runs.retention import BestConfig
 
 PARAMS = Path("params.yaml")

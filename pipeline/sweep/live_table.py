@@ -16,7 +16,7 @@ from pipeline.sweep.point_progress import PointProgress, ProgressReader
 from pipeline.sweep.progress import SweepProgress
 from pipeline.sweep.results import ABSENT, WIDTH
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
-from stages.renderers.choice import read_renderer_name
+from stages.renderers.plain import read_renderer_name
 from stages.runs.layout import RUNS_FOLDER
 
 PREFECT_CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"

@@ -1,13 +1,16 @@
 """Lookup of parts by name: built-in names first, then entry points, then import paths.
 
-``params.yaml`` can name any importable code, so it must be trusted like code.
+``params.yaml`` can name any importable code, so it must be trusted like code. Optional dependencies are
+imported when they are used.
 """
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,3 +173,26 @@ def _import_error(what: str, module_name: str, error: BaseException) -> PluginEr
 
 def _class_name(name: str) -> str:
     return "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Name"
+
+
+def load_extra(module: str, extra: str, user: str) -> Any:
+    """Import and return *module*, which the extra *extra* of learner-pipeline installs.
+
+    *user* names the part that needs it in the error message. Raises `PluginError` if *module* cannot be
+    imported.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise _missing(module, extra, user, f"cannot be imported: {error}") from error
+
+
+def check_extra(module: str, extra: str, user: str) -> None:
+    """Raise `PluginError`, as `load_extra` does, if *module* is not installed; it is not imported."""
+    if find_spec(module.partition(".")[0]) is None:
+        raise _missing(module, extra, user, "is not installed")
+
+
+def _missing(module: str, extra: str, user: str, reason: str) -> PluginError:
+    name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
+    return PluginError(f"{user} needs {name}, which {reason}. Run `pip install 'learner-pipeline[{extra}]'`")

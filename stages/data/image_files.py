@@ -11,7 +11,7 @@ import numpy as np
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.records.limits import Limits
 
 CHANNELS = {"rgb": 3, "gray": 1}

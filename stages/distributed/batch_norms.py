@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 
 log = logging.getLogger(__name__)
 

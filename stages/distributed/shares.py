@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.placement import has_to, transform
-from stages.contracts.shares import share_of
+from stages.contracts.placement import has_to, share_of, transform
 
 
 class Share(NamedTuple):

@@ -11,12 +11,9 @@ from torch import nn
 
 from stages import distributed
 from stages.contracts.errors import BuilderError, RecordError
-from stages.contracts.events import MetricLogger
+from stages.contracts.events import Interrupter, MetricLogger, Renderers
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
-from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
-from stages.contracts.metric_names import check_file_names
-from stages.contracts.renderers import Renderers
+from stages.contracts.history import Split, check_file_names
 from stages.devices.compilation import (
     Compiler,
     apply_gradient_checkpointing,

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name

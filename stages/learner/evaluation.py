@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 
-from stages.contracts.confusion import select_cells
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
@@ -30,6 +29,7 @@ from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
+from stages.metrics.confusion_matrix import select_cells
 from stages.optim.mixed_precision import MixedPrecision
 
 log = logging.getLogger(__name__)

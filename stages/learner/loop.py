@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import Progress
+from stages.contracts.events import Progress, Renderers
 from stages.contracts.history import Split, Value
-from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.distributed import has_synchronized_norms, warn_of_single_samples

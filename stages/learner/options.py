@@ -13,10 +13,9 @@ from typing import Literal
 import torch
 
 from stages.contracts import plugins
-from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.compilation import CompileOptions
 from stages.devices.compute_settings import ComputeSettings
 from stages.learner.early_stopping import EarlyStopping

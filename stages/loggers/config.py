@@ -8,8 +8,8 @@ from pydantic import AfterValidator
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import PluginError
-from stages.contracts.extras import check_extra
 from stages.contracts.history import Split
+from stages.contracts.plugins import check_extra
 from stages.loggers.tracking import RunDescription, TrackerProcess
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.contracts.extras import load_extra
-from stages.loggers.truncation import read_entry
+from stages.contracts.plugins import load_extra
+from stages.loggers.line_file import read_entry
 from stages.system.files import write_text
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import ParamsError
-from stages.contracts.history import Direction, History, Split
-from stages.contracts.metric_names import format_file_name
+from stages.contracts.history import Direction, History, Split, format_file_name
 from stages.contracts.text import number, to_json
 from stages.loggers.log_files import find_epoch_folders
 from stages.system.files import open_atomic, write_text

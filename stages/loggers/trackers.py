@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from stages.contracts.config import flatten
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.loggers.tracking import Point, RunDescription
 from stages.system.files import write_text
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.extras import load_extra
 from stages.contracts.history import Direction
 from stages.contracts.outputs import (
     ClassificationOutput,
@@ -22,6 +21,7 @@ from stages.contracts.outputs import (
     SequenceOutput,
     is_counted,
 )
+from stages.contracts.plugins import load_extra
 from stages.contracts.text import number
 from stages.metrics.class_targets import widen
 from stages.metrics.state import Chunks

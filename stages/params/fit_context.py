@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import distributed, learner
-from stages.contracts.events import Renderer
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter, Renderer
 from stages.loggers.tracking import RunDescription
 from stages.params.fit_params import FitConfig
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader
-from stages.records.dtypes import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
-from stages.records.record_tree import RawTensor
+from stages.records.record_tree import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS, RawTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.byte_readers import rechunk
-from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES, NUMPY
-from stages.records.record_tree import RawTensor
+from stages.records.record_tree import FLOATS, INTEGERS, ITEM_SIZES, NUMPY, RawTensor
 
 PIECE_SIZE = 4 << 20
 """Upper bound on the bytes in memory, before or after conversion, of a tensor that is being converted."""

@@ -12,9 +12,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from stages.contracts.text import to_json
 from stages.system.file_lock import is_at, open_to_read, try_lock, try_shared_lock
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 PART_SUFFIX = ".part"
 """Suffix of the names of temporary files and directories, which begin with a dot."""
@@ -207,3 +211,12 @@ def _sync_file_system(path: Path) -> bool:
         return syncfs is not None and syncfs(handle) == 0
     finally:
         os.close(handle)
+
+
+def save_config(config: "BaseModel", path: Path) -> None:
+    """Write *config* to *path* as JSON, atomically, in the form in which Burn's ``Config::save`` writes it.
+
+    Fields are in the order of their declaration, with no line break after the last. A section that is
+    selected by its ``kind`` contains it as a key, as in params.yaml.
+    """
+    write_text(path, to_json(config.model_dump(mode="json", by_alias=True)))

@@ -6,7 +6,7 @@ import pytest
 from file_damage import delete_tree
 from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 from stages.fit import fit
 from stages.params.fit_context import FitContext
 from stages.runs.layout import stores

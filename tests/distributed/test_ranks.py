@@ -31,7 +31,7 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.outputs import ClassificationOutput
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 from stages.learner import LearnerBuilder
 from stages.metrics import (
     LossMetric,

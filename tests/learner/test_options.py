@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import PlainReader, Skipped
-from stages.records.messagepack.reader import decode
-from stages.records.messagepack.writer import encode
+from stages.records.messagepack_format import decode, encode
 from stages.records.record_tree import RawTensor, Signed, Some, Variant
 
 BURN = Path(__file__).parents[3] / "shared/burn"
@@ -223,7 +222,7 @@ def test_truncated_file_is_refused_at_every_length(tree):
 MEMORY = """
 import resource, struct, sys
 from stages.contracts.errors import RecordError
-from stages.records.messagepack.reader import decode
+from stages.records.messagepack_format import decode
 from stages.records.byte_readers import PlainReader
 
 def peak():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.data.class_folders import SPLIT_FOLDERS
 from stages.data.image_files import ImageDecoder, ImageFormat, put
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import DataError
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.data.csv_rows import TO_UTF8, check_unique_names
 
 SUFFIXES = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.data.class_folders import list_files
 from stages.data.csv_rows import describe_read_error, read_rows
 from stages.data.splits import Arrays

@@ -7,9 +7,8 @@ from typing import Any, cast
 import torch
 
 from stages.contracts.errors import CheckpointError
-from stages.contracts.events import Progress
+from stages.contracts.events import Interrupter, Progress
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.rng import (
     HostRandomState,
     describe_device_mismatch,

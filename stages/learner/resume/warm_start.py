@@ -35,11 +35,10 @@ from stages.records import (
     record_of,
     skeleton_of,
 )
-from stages.records.safetensors_format.shards import is_index
-from stages.records.selection import ALL_TENSORS
-from stages.records.torch_files.reader import is_torch_file
+from stages.records.safetensors_format import is_index
+from stages.records.torch_files import is_torch_file
 from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_modules.state_dict import Layout
+from stages.records.torch_modules.state_dict import ALL_TENSORS, Layout
 from stages.runs import Checkpoint, FileCheckpointer
 from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text

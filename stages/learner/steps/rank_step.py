@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.byte_readers import rechunk
-from stages.records.dtypes import ITEM_SIZES, NUMPY
-from stages.records.record_tree import RawTensor, Tree, iter_leaves
+from stages.records.record_tree import ITEM_SIZES, NUMPY, RawTensor, Tree, iter_leaves
 
 PIECE_ELEMENTS = 1 << 18
 """The number of elements that are compared at a time: a few MiB, independent of the size of the tensors."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
-from stages.records.param_ids import derive_param_id
+from stages.records.dotted_names import derive_param_id
 from stages.records.record_tree import Map, Some, Tree, Variant
 from stages.records.tensors import check_recordable, to_raw, view_slot
 from stages.records.torch_modules.layers import layer_layout, unlike_burn

@@ -11,17 +11,20 @@ from stages.records.record_tree import Tree, iter_leaves
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_optimizers.burn_state import STEP, form_of, read_state
-from stages.records.torch_optimizers.lbfgs import read_lbfgs
-from stages.records.torch_optimizers.muon import is_muon, read_muon
-from stages.records.torch_optimizers.torch_state import (
+from stages.records.torch_optimizers.burn_state import (
+    STEP,
     assign,
+    form_of,
+    is_muon,
     members,
     new_step,
     options_of,
+    read_muon,
+    read_state,
     slots_by_parameter,
     to_entry,
 )
+from stages.records.torch_optimizers.lbfgs import read_lbfgs
 
 
 def load_burn_optimizer(

@@ -12,23 +12,21 @@ from stages.records.record_tree import Map, Tree, map_leaves
 from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_optimizers.burn_state import (
+    assign,
     count_steps,
     exact_entries,
     form_of,
-    read_state,
-    record_state,
-)
-from stages.records.torch_optimizers.lbfgs import lbfgs_record
-from stages.records.torch_optimizers.muon import muon_record
-from stages.records.torch_optimizers.torch_state import (
-    assign,
     members,
+    muon_record,
     options_of,
     parameters_of,
+    read_state,
+    record_state,
     slots_by_parameter,
     step_kind,
     to_entry,
 )
+from stages.records.torch_optimizers.lbfgs import lbfgs_record
 
 _OPAQUE = object()
 """A value that `torch.optim.Optimizer.load_state_dict` does not copy."""

@@ -16,7 +16,7 @@ from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.rank_launcher import run_ranks
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 
 ROOT = Path(__file__).parents[3]
 START = """
@@ -111,7 +111,7 @@ def start_launcher(*parts):
         from pipeline.engine.rank_launcher import run_ranks
         from pipeline.engine.signals import defer_signals, end_on_signal
         from pipeline.user_errors import report_error
-        from stages.contracts.interrupter import Interrupter
+        from stages.contracts.events import Interrupter
         try:
             interrupter = Interrupter()
             with end_on_signal(), defer_signals(interrupter):
@@ -157,7 +157,7 @@ def test_ranks_start_on_a_port_that_this_process_used_before():
         from pathlib import Path
         from torch.distributed import TCPStore
         from pipeline.engine.rank_launcher import run_ranks
-        from stages.contracts.interrupter import Interrupter
+        from stages.contracts.events import Interrupter
         for port in range(20000, 20016):
             TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
         Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20015")

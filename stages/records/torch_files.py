@@ -16,9 +16,8 @@ import numpy as np
 from stages.contracts.errors import RecordError
 from stages.records.data_section import check_shape
 from stages.records.dotted_names import MAX_ENTRIES, unflatten
-from stages.records.dtypes import ITEM_SIZES, NUMPY
-from stages.records.record_tree import RawTensor, Tree
-from stages.records.torch_files.pickle_program import ADVICE, TensorRef, evaluate
+from stages.records.pickle_program import ADVICE, TensorRef, evaluate
+from stages.records.record_tree import ITEM_SIZES, NUMPY, RawTensor, Tree
 
 SUFFIXES = (".pt", ".pth")
 NESTS = ("state_dict", "model_state_dict", "model")

@@ -11,8 +11,7 @@ from dataclasses import fields
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
-from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table
-from stages.records.bincode.reader import MAX_TEXT
+from stages.records.bincode_reader import MAX_TEXT, DtypeTable, find_dtype_table
 from stages.records.dotted_names import MAX_ENTRIES, check_text, extend_path
 from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
 

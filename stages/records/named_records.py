@@ -1,4 +1,4 @@
-"""The tensor layouts of MessagePack and JSON records from Burn 0.9 to 0.21, restored to `RawTensor`.
+"""Records in MessagePack and JSON from Burn 0.9 to 0.21: metadata beside the item, and the tensors in it.
 
 Since 0.14 a tensor is a map of ``bytes``, ``shape`` and ``dtype``; the dtype of a bool became a map in 0.21.
 Until 0.13 a tensor was a map of ``value``, a list of numbers, and ``shape``. Floats were written as numbers
@@ -7,6 +7,7 @@ and half floats as their bits; only the metadata declared the type of the number
 
 import math
 import re
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,20 @@ from numpy.typing import NDArray
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
 from stages.records.data_section import build_tensor, build_tensor_without_data
-from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
 from stages.records.number_arrays import to_array
-from stages.records.record_tree import Metadata, RawTensor, Tree
+from stages.records.precision import Precision
+from stages.records.record_tree import (
+    BOOL_STORES,
+    ITEM_SIZES,
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    Metadata,
+    RawTensor,
+    Record,
+    Tree,
+    strip_type_hints,
+)
 
 Array = NDArray[Any]
 
@@ -214,3 +225,74 @@ def _to_integers(values: Array, name: str) -> Array:
     if low < limits.min or high > limits.max:
         raise RecordError(f"its values range from {low} to {high}, which does not fit the metadata's {name}")
     return values.astype(limits.dtype.newbyteorder("<"))
+
+
+BURN_VERSION = "0.21.0"
+"""Version of Burn that written files declare: the newest that reads and writes these formats."""
+
+UNIT: tuple[()] = ()
+"""Burn's ``_b``, an empty struct: an empty array in MessagePack, null in JSON."""
+
+_BYTES_RECORDERS = {"BinBytesRecorder": ", alloc::vec::Vec<u8>", "NamedMpkBytesRecorder": ""}
+"""In-memory recorders, with the suffix of their Rust type name after the settings."""
+
+
+def build_metadata(recorder: str, precision: Precision) -> Metadata:
+    """Return the metadata of Burn's *recorder* (a type name such as ``NamedMpkGzFileRecorder``)."""
+    module = "memory" if recorder in _BYTES_RECORDERS else "file"
+    settings = f"burn_core::record::settings::{precision.settings}{_BYTES_RECORDERS.get(recorder, '')}"
+    return Metadata(
+        float=precision.float_type,
+        int=precision.int_type,
+        format=f"burn_core::record::{module}::{recorder}<{settings}>",
+        version=BURN_VERSION,
+        settings=precision.settings,
+    )
+
+
+def pack_record(record: Record) -> Tree:
+    """Return the tree of a MessagePack or JSON file for *record*, with Burn's keys in Burn's order.
+
+    ``_b`` is included because Burn 0.12 to 0.21 require it; earlier versions ignore it. Raises `RecordError`
+    if *record* has no metadata.
+    """
+    if record.metadata is None:
+        raise RecordError(
+            "a record without metadata cannot be written as MessagePack or JSON; set its metadata with "
+            "build_metadata(), or use burnpack or safetensors"
+        )
+    return {"metadata": asdict(record.metadata), "item": strip_type_hints(record.item), "_b": UNIT}
+
+
+def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:
+    """Return the record in *tree*, the content of a file that any Burn from 0.9 to 0.21 wrote.
+
+    Its tensors become `RawTensor`. Lists outside tensors may have *max_numbers* numbers. Unknown keys are
+    ignored. *source_name* names the file in errors. Raises `RecordError` if *tree* is not a record.
+    """
+    if not isinstance(tree, dict) or not {"metadata", "item"} <= tree.keys():
+        found = f"keys {sorted(tree)[:8]}" if isinstance(tree, dict) else f"a {type(tree).__name__}"
+        raise RecordError(
+            f"{source_name} is not a Burn record: expected the keys 'metadata' and 'item', found {found}"
+        )
+    marker = tree.get("_b")
+    if not (marker is None or (isinstance(marker, list | tuple) and not marker)):
+        raise RecordError(
+            f"{source_name}, _b: expected an empty array or nil, found a {type(marker).__name__}"
+        )
+    metadata = _read_metadata(tree["metadata"], source_name)
+    item = restore_tensors(tree["item"], metadata, source_name, max_numbers=max_numbers)
+    return Record(item, metadata)
+
+
+def _read_metadata(node: Tree, source_name: str) -> Metadata:
+    if not isinstance(node, dict):
+        raise RecordError(f"{source_name}, metadata: expected a map, found a {type(node).__name__}")
+    texts = {field.name: node.get(field.name) for field in fields(Metadata)}
+    wrong = [name for name, text in texts.items() if not isinstance(text, str)]
+    if wrong:
+        raise RecordError(
+            f"{source_name}, metadata: {', '.join(wrong)} must be text; Burn requires all of "
+            f"{', '.join(texts)}, found {sorted(node)[:8]}"
+        )
+    return Metadata(**{name: str(text) for name, text in texts.items()})

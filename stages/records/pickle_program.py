@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import Any
 
 from stages.contracts.errors import RecordError
-from stages.records.dtypes import MAX_DIMENSIONS, MAX_ELEMENTS
+from stages.records.record_tree import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAX_OPCODES = 8_000_000
 """Opcodes of one file; a tensor takes about 40."""

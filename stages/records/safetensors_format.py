@@ -1,10 +1,14 @@
-"""Safetensors reader: a file written by `safetensors_format.writer` or by any other program.
+"""Safetensors: a JSON header that names the tensors, followed by their bytes; also in several files.
 
-A file of another origin becomes the tree that its dotted names describe.
+The tree of a record is stored in the header's metadata as JSON (see `tree_json`) under `KEY`, with Burn's
+five metadata texts, so that it is restored exactly. Every other reader finds plain tensors with dotted names,
+and a file of another origin becomes the tree that its dotted names describe.
 """
 
 import json
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import RecordError
@@ -13,7 +17,7 @@ from stages.records.byte_readers import ByteReader
 from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES, check_name, check_text, unflatten
 from stages.records.record_tree import Metadata, RawTensor, Record
-from stages.records.safetensors_format.skeleton import SkeletonDecoder
+from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
 KEY = "burn"
 METADATA = "__metadata__"
@@ -155,3 +159,98 @@ def _restore_record(text: str, tensors: dict[str, RawTensor], extra: dict[str, s
             raise RecordError(f"{where} must have the texts {', '.join(names)}")
         metadata = Metadata(**_check_texts(metadata, where))
     return Record(SkeletonDecoder(skeleton["item"], tensors, where=where).tree, metadata, extra or None)
+
+
+INDEX_SUFFIX = ".safetensors.index.json"
+MAX_INDEX = 100_000_000
+"""Bytes of an index."""
+
+
+def is_index(path: Path) -> bool:
+    """Return True if *path* has the suffix of an index of shards."""
+    return path.name.endswith(INDEX_SUFFIX)
+
+
+def read_index(path: Path) -> dict[Path, list[str]]:
+    """Return the shards that the index at *path* names, each with the names of its tensors.
+
+    Raises `RecordError` if the index is missing or invalid, or if a shard is outside its folder.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_INDEX + 1)
+        content = json.loads(text) if len(text) <= MAX_INDEX else None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not valid JSON: {error!s:.200}") from error
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise RecordError(f"{path} must have a weight_map from the names of tensors to the names of files")
+    if not places or len(places) > MAX_ENTRIES:
+        raise RecordError(f"{path} must name from 1 to {MAX_ENTRIES} tensors; found {len(places)}")
+    shards: dict[Path, list[str]] = {}
+    for tensor, name in places.items():
+        shards.setdefault(path.parent / _check_file_name(name, path), []).append(tensor)
+    return shards
+
+
+def _check_file_name(name: str, index: Path) -> str:
+    if set(name) & {"/", "\\", "\0"} or not name.endswith(".safetensors"):
+        raise RecordError(
+            f"{index}: the shard {name[:100]!r} must be the name of a .safetensors file in the same folder"
+        )
+    return name
+
+
+ALIGNMENT = 8
+BY_SIZE = tuple(DTYPES.values())
+"""The order in which the reference implementation writes tensors; then by name."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def encode(record: Record) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of *record* in pieces; `Record.extra` is stored in the file's metadata."""
+    encoder = SkeletonEncoder(record.item)
+    skeleton = _check_record(record, encoder)
+    header: dict[str, Json] = {METADATA: {KEY: skeleton, **(record.extra or {})}}
+    tensors = sorted(encoder.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
+    position = 0
+    for name, tensor in tensors:
+        end = position + tensor.nbytes
+        offsets = [position, end]
+        header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": offsets}
+        position = end
+    text = check_text(_to_json(header), "the record").encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    if len(text) > MAX_HEADER:
+        raise RecordError(
+            f"the record's names take {len(text)} bytes, but safetensors allows at most {MAX_HEADER}"
+        )
+    yield len(text).to_bytes(8, "little") + text
+    for name, tensor in tensors:
+        yield from data_section.iter_bytes(tensor, name)
+
+
+def _check_record(record: Record, encoder: SkeletonEncoder) -> str:
+    """Return the skeleton as JSON. Raises `RecordError` if the record could not be read back."""
+    if KEY in (record.extra or {}) or METADATA in encoder.tensors:
+        raise RecordError(
+            f"the record uses the reserved {KEY!r} in its extra texts or {METADATA!r} as a name; rename it"
+        )
+    metadata = asdict(record.metadata) if record.metadata else None
+    skeleton = _to_json({"metadata": metadata, "item": encoder.skeleton})
+    if len(encoder.tensors) > MAX_ENTRIES or count_values(skeleton) > MAX_SKELETON:
+        raise RecordError(
+            f"the record has {len(encoder.tensors)} tensors and {count_values(skeleton)} values, but at most "
+            f"{MAX_ENTRIES} and {MAX_SKELETON} can be read back from safetensors"
+        )
+    return skeleton
+
+
+def _dtype(tensor: RawTensor) -> str:
+    return "F32" if tensor.dtype == "Flex32" else tensor.dtype
+
+
+def _to_json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,17 +1,161 @@
-"""Bincode 2 reader: decodes values in the structure of an example tree."""
+"""Bincode 2 reader: decodes values in the structure of an example tree.
 
+Bincode stores no names, and numbers for the dtypes of tensors, which differ between versions of Burn. In 0.13
+and earlier, a tensor is a sequence of numbers whose type only the metadata declares.
+"""
+
+import re
 import struct
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
-from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table, parse_version
-from stages.records.bincode.varint_tensors import MARKED, VarintReader, from_zigzag
-from stages.records.byte_readers import ByteReader
+from stages.records.byte_readers import Blob, ByteReader
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
-from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS
 from stages.records.limits import ADVICE, ValueCounts
-from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
+from stages.records.record_tree import (
+    BOOL_STORES,
+    FLOATS,
+    ITEM_SIZES,
+    MAX_DIMENSIONS,
+    Map,
+    Metadata,
+    RawTensor,
+    Record,
+    Signed,
+    Some,
+    Tree,
+    Variant,
+)
+
+MARKED = {251: 2, 252: 4, 253: 8}
+"""First bytes that are markers, with the bytes of the number after each."""
+CHUNK = 1 << 16
+_FIXED = {"f32": ("F32", 4), "f64": ("F64", 8), "u8": ("U8", 1), "i8": ("I8", 1), "bool": ("Bool", 1)}
+_VARIABLE = {
+    "f16": "F16",
+    "bf16": "BF16",
+    **{f"{k}{n}": f"{k}{n}".upper() for k in "ui" for n in (16, 32, 64)},
+}
+_BITS = {"F16": "<u2", "BF16": "<u2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+class VarintReader:
+    """Reads the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
+
+    def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
+        named = metadata.float if like in FLOATS else metadata.int
+        name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
+        if name not in _FIXED and name not in _VARIABLE:
+            raise RecordError(
+                f"{source.name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
+                "tensor"
+            )
+        self._source = source
+        self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
+        self._is_fixed = name in _FIXED
+
+    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
+        """Return the next *count* numbers as the bytes of a tensor; None without *keep_data*."""
+        if not self._is_fixed:
+            values = self._read_varints(count, name)
+            return values.view(np.uint8) if keep_data else None
+        if keep_data:
+            return self._source.read_array(count * self.least_bytes)
+        self._source.skip(count * self.least_bytes)
+        return None
+
+    def _read_varints(self, count: int, name: str) -> NDArray[Any]:
+        values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
+        filled = 0
+        while filled < count:
+            numbers, size = self._parse(self._source.peek(CHUNK), count - filled, name)
+            self._source.skip(size)
+            limits = np.iinfo(values.dtype)
+            if not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+                raise RecordError(
+                    f"{self._source.name}: {name} has numbers that are too large for {self.dtype}"
+                )
+            values[filled : filled + len(numbers)] = numbers
+            filled += len(numbers)
+        return values
+
+    def _parse(self, data: bytes, limit: int, name: str) -> tuple[list[int], int]:
+        """Return up to *limit* numbers at the beginning of *data*, at least one, and the bytes they take."""
+        numbers: list[int] = []
+        position = 0
+        while position < len(data) and len(numbers) < limit:
+            first = data[position]
+            end = position + 1 + MARKED.get(first, 0)
+            if first > max(MARKED):
+                raise RecordError(f"{self._source.name}: {name} has byte {first}, which starts no number")
+            if end > len(data):
+                break
+            number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
+            numbers.append(from_zigzag(number) if self.dtype in _SIGNED else number)
+            position = end
+        if not numbers:
+            raise RecordError(f"{self._source.name}: {name} is truncated")
+        return numbers, position
+
+
+def from_zigzag(number: int) -> int:
+    """Return the signed integer that Burn writes as *number*: 0, 1, 2, 3 become 0, -1, 1, -2."""
+    return number // 2 if number % 2 == 0 else -(number + 1) // 2
+
+
+_FLOAT_NAMES = ("F64", "F32")
+_HALVES_AND_INTEGERS = ("F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32")
+
+
+@dataclass(frozen=True)
+class DtypeTable:
+    """The dtypes of a range of Burn versions, in the order of their numbers."""
+
+    names: tuple[str, ...]
+    bool_has_store: bool = False
+    """True if the number of Bool is followed by a number for how it is stored."""
+
+
+WITHOUT_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U8", "Bool", "QFloat"))
+"""0.14 and 0.15."""
+WITH_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U16", "U8", "Bool", "QFloat"))
+"""0.16."""
+WITH_FLEX32 = DtypeTable((*_FLOAT_NAMES, "Flex32", *_HALVES_AND_INTEGERS, "U16", "U8", "Bool", "QFloat"))
+"""0.17 to 0.20."""
+WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
+"""0.21."""
+
+
+def parse_version(metadata: Metadata) -> tuple[int, int]:
+    """Return Burn's major and minor version. Raises `RecordError` if the metadata has another text."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
+    if found is None:
+        raise RecordError(
+            f"the record's version is {metadata.version[:100]!r}; expected a Burn version such as '0.21.0', "
+            "which determines the numbers of its dtypes"
+        )
+    return int(found[1]), int(found[2])
+
+
+def find_dtype_table(metadata: Metadata) -> DtypeTable:
+    """Return the table of the version in *metadata*. Raises `RecordError` before 0.14, which had none."""
+    version = parse_version(metadata)
+    if version < (0, 14):
+        raise RecordError(
+            f"Burn {metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or later"
+        )
+    if version < (0, 16):
+        return WITHOUT_U16
+    if version < (0, 17):
+        return WITH_U16
+    return WITH_FLEX32 if version < (0, 21) else WITH_BOOL_STORE
+
 
 MAX_TEXT = 1 << 24
 """Bytes of one text."""
