@@ -183,25 +183,25 @@ class Renderers:
 
     def start(self, progress: Progress) -> None:
         """Forward to each renderer."""
-        for each in self.renderers:
-            each.start(progress)
+        for renderer in self.renderers:
+            renderer.start(progress)
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
         """Forward to each renderer."""
-        for each in self.renderers:
-            each.log(split, epoch, name, value)
+        for renderer in self.renderers:
+            renderer.log(split, epoch, name, value)
 
     def step(self, progress: Progress) -> None:
         """Forward to each renderer."""
-        for each in self.renderers:
-            each.step(progress)
+        for renderer in self.renderers:
+            renderer.step(progress)
 
     def epoch_end(self, progress: Progress, history: History) -> None:
         """Forward to each renderer."""
-        for each in self.renderers:
-            each.epoch_end(progress, history)
+        for renderer in self.renderers:
+            renderer.epoch_end(progress, history)
 
     def close(self) -> None:
         """Forward to each renderer."""
-        for each in self.renderers:
-            each.close()
+        for renderer in self.renderers:
+            renderer.close()

@@ -66,8 +66,8 @@ class Series:
     def at(self, epoch: int) -> float | None:
         """Return the value of *epoch*; None if it has none."""
         place = bisect_left(self.epochs, epoch)
-        found = place < len(self.epochs) and self.epochs[place] == epoch
-        return self.values[place] if found else None
+        is_measured = place < len(self.epochs) and self.epochs[place] == epoch
+        return self.values[place] if is_measured else None
 
     def best(self, direction: Direction, min_delta: float) -> int | None:
         """Return the last epoch that improved on all before by more than *min_delta*; None if none is finite.
@@ -135,8 +135,8 @@ class History:
 
     def at(self, epoch: int) -> list[Value]:
         """Return the values of *epoch*, in the order of their metrics' first values."""
-        found = ((name, series.at(epoch)) for name, series in self._series.items())
-        return [Value(epoch, *name, value) for name, value in found if value is not None]
+        values = ((name, series.at(epoch)) for name, series in self._series.items())
+        return [Value(epoch, *name, value) for name, value in values if value is not None]
 
     def series(self, split: Split, metric: str) -> dict[int, float]:
         """Return epoch to value, ascending; empty if the metric was not measured."""
@@ -167,7 +167,7 @@ def format_file_name(metric: str, extension: str) -> str:
     Raises `BuilderError` for a name that leads out of its folder, that a table cannot contain, or that is too
     long for a file.
     """
-    if not metric or ".." in metric or any(each in "/\\" or each < " " for each in metric):
+    if not metric or ".." in metric or any(character in "/\\" or character < " " for character in metric):
         raise BuilderError(
             f"a metric is named {metric!r}, which cannot be the name of a file: rename it, without slashes, "
             "'..' and control characters"

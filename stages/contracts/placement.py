@@ -53,7 +53,7 @@ def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any],
     if isinstance(batch, tuple | list):
         return type(batch)([inner(part) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{each.name: inner(getattr(batch, each.name)) for each in fields(batch)})
+        return replace(batch, **{field.name: inner(getattr(batch, field.name)) for field in fields(batch)})
     if isinstance(batch, dict):
         return {name: inner(part) for name, part in batch.items()}
     if isinstance(batch, UserDict):

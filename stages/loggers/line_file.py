@@ -148,9 +148,9 @@ def _verify_size(directory: Path, name: str, size: Any) -> None:
         )
     found_size = path.stat().st_size if path.is_file() else None
     if found_size is None or found_size < size:
-        found = "is missing" if found_size is None else f"has {found_size} bytes"
+        problem = "is missing" if found_size is None else f"has {found_size} bytes"
         raise CheckpointError(
-            f"{path} {found}, but had {size} bytes when the checkpoint was written: restore it, or resume "
+            f"{path} {problem}, but had {size} bytes when the checkpoint was written: restore it, or resume "
             "from an earlier checkpoint"
         )
 

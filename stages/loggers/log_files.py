@@ -35,8 +35,8 @@ def find_epoch_folders(directory: Path) -> dict[int, Path]:
     """Return the paths named ``epoch-<n>`` in *directory* by n; empty if the directory does not exist."""
     if not directory.is_dir():
         return {}
-    found = ((re.fullmatch(r"epoch-(\d+)", path.name), path) for path in directory.iterdir())
-    return {int(match[1]): path for match, path in found if match}
+    matches = ((re.fullmatch(r"epoch-(\d+)", path.name), path) for path in directory.iterdir())
+    return {int(match[1]): path for match, path in matches if match}
 
 
 class FileMetricLogger:
@@ -203,8 +203,8 @@ def read_tests(directory: Path | str) -> dict[str, dict[str, float]]:
         return {}
     epochs = find_epoch_folders(root).values()
     tags = [path.name for path in root.iterdir() if path.is_dir() and path not in epochs]
-    found = {tag: _read_values(_find_last_epoch(root / tag)) for tag in sorted(["", *tags])}
-    return {tag: values for tag, values in found.items() if values}
+    tests = {tag: _read_values(_find_last_epoch(root / tag)) for tag in sorted(["", *tags])}
+    return {tag: values for tag, values in tests.items() if values}
 
 
 def count_epochs(directory: Path | str) -> int:

@@ -134,13 +134,13 @@ WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
 
 def parse_version(metadata: Metadata) -> tuple[int, int]:
     """Return Burn's major and minor version. Raises `RecordError` if the metadata has another text."""
-    found = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
-    if found is None:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
+    if match is None:
         raise RecordError(
             f"the record's version is {metadata.version[:100]!r}; expected a Burn version such as '0.21.0', "
             "which determines the numbers of its dtypes"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def find_dtype_table(metadata: Metadata) -> DtypeTable:
@@ -243,24 +243,24 @@ class _BincodeParser:
         index = self._number()
         matching = [example for example in examples if example.index == index]
         if not matching:
-            known = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
-            raise self._error(f"{_describe(path)} is case {index} of an enum, but the example has {known}")
+            cases = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
+            raise self._error(f"{_describe(path)} is case {index} of an enum, but the example has {cases}")
         first = matching[0]
         inner = first.value if len(matching) == 1 else _AnyOf(tuple(example.value for example in matching))
         return Variant(first.name, index, self.value(inner, extend_path(path, first.name)))
 
     def _map(self, like: Map, path: tuple[str, ...]) -> Map:
-        found = Map()
+        entries = Map()
         others = _AnyOf(tuple(like.values()))
         for _ in range(self._size(MAX_ENTRIES, f"{_describe(path)} is a map")):
             key = self.text(_describe(path))
-            if key in found or "\0" in key or ".." in key or not like:
+            if key in entries or "\0" in key or ".." in key or not like:
                 raise self._error(
                     f"{_describe(path)} has the invalid key {key[:100]!r}: it is a duplicate, has a NUL or "
                     "'..' in it, or the example has no keys"
                 )
-            found[key] = self.value(like.get(key, others), extend_path(path, key))
-        return found
+            entries[key] = self.value(like.get(key, others), extend_path(path, key))
+        return entries
 
     def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
         size = self._size(MAX_ENTRIES, f"{_describe(path)} is a vector")

@@ -7,7 +7,7 @@ that is None is Rust's ``()`` (a constant learning rate) and takes no byte; anyw
 
 import struct
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import astuple
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
@@ -27,8 +27,8 @@ def encode(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
     if record.metadata is None:
         raise RecordError("the record has no metadata, with which a bincode file begins; set its metadata")
     table = dtype_table or find_dtype_table(record.metadata)
-    for part in fields(record.metadata):
-        yield _encode_text(getattr(record.metadata, part.name))
+    for text in astuple(record.metadata):
+        yield _encode_text(text)
     if record.item is not None:
         yield from _encode(record.item, table, ())
 

@@ -233,8 +233,8 @@ class _ListParser:
             )
 
     def _error(self, what: str, start: int) -> RecordError:
-        found = self._data[start : start + 20].tobytes()
-        return RecordError(f"{self._name}, offset {start}: {what}, found {found!r}")
+        beginning = self._data[start : start + 20].tobytes()
+        return RecordError(f"{self._name}, offset {start}: {what}, found {beginning!r}")
 
 
 def _unique(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:

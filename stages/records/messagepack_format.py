@@ -311,14 +311,14 @@ def _encode_tensor(tensor: RawTensor, path: str) -> Iterator[bytes | memoryview]
     yield _map_header(3)
     yield _encode_scalar("bytes", path)
     yield _bin_header(tensor.nbytes, path)
-    left = tensor.nbytes
+    missing = tensor.nbytes
     for piece in tensor.pieces():
-        left -= piece.nbytes
+        missing -= piece.nbytes
         yield piece
-    if left:
+    if missing:
         raise RecordError(
             f"{_describe(path)} is a {tensor.dtype} tensor of shape {list(tensor.shape)}, "
-            f"which takes {tensor.nbytes} bytes, but its data has {tensor.nbytes - left}"
+            f"which takes {tensor.nbytes} bytes, but its data has {tensor.nbytes - missing}"
         )
     yield _encode_scalar("shape", path)
     yield from _encode_sequence(tensor.shape, path, 0)

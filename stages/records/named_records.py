@@ -271,9 +271,9 @@ def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMB
     ignored. *source_name* names the file in errors. Raises `RecordError` if *tree* is not a record.
     """
     if not isinstance(tree, dict) or not {"metadata", "item"} <= tree.keys():
-        found = f"keys {sorted(tree)[:8]}" if isinstance(tree, dict) else f"a {type(tree).__name__}"
+        content = f"keys {sorted(tree)[:8]}" if isinstance(tree, dict) else f"a {type(tree).__name__}"
         raise RecordError(
-            f"{source_name} is not a Burn record: expected the keys 'metadata' and 'item', found {found}"
+            f"{source_name} is not a Burn record: expected the keys 'metadata' and 'item', found {content}"
         )
     marker = tree.get("_b")
     if not (marker is None or (isinstance(marker, list | tuple) and not marker)):

@@ -261,8 +261,8 @@ class _Program:
         self._dict()
 
     def push_storage(self, _: Any) -> None:
-        [found] = self._pop(1)
-        kind, storage, key, _location, numel, *view = found
+        [reference] = self._pop(1)
+        kind, storage, key, _location, numel, *view = reference
         if kind != "storage" or not isinstance(key, str) or not _is_size(numel) or any(view):
             raise ValueError("its pickle references an unsupported storage")
         self.stack.append(StorageRef(key, STORAGES[storage.text.rpartition(".")[2]], numel))

@@ -79,8 +79,8 @@ def _cast(source: str, target: str) -> Callable[[Array], Array]:
 
 def _fits_into(tensor: RawTensor, target: str) -> bool:
     """Return True if every element is in the range of *target*; read them only if the types do not decide."""
-    own, other = np.iinfo(NUMPY[tensor.dtype]), np.iinfo(NUMPY[target])
-    if other.min <= own.min and own.max <= other.max:
+    limits, other = np.iinfo(NUMPY[tensor.dtype]), np.iinfo(NUMPY[target])
+    if other.min <= limits.min and limits.max <= other.max:
         return True
     return all(
         other.min <= int(chunk.min()) and int(chunk.max()) <= other.max

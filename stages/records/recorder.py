@@ -230,16 +230,16 @@ def _read_shards(index: Path, limit: int | None) -> Tree:
     """Return the tree of the tensors in the shards of *index*."""
     leaves: dict[str, Tree] = {}
     for path, names in read_index(index).items():
-        found = dict(flatten(formats.read(path, FORMATS["safetensors"], limit=limit).item))
-        if lacking := [name for name in names if name not in found]:
+        leaves_of_shard = dict(flatten(formats.read(path, FORMATS["safetensors"], limit=limit).item))
+        if lacking := [name for name in names if name not in leaves_of_shard]:
             raise RecordError(f"{path} lacks {lacking[0]!r}, which {index.name} expects there")
-        leaves.update({name: found[name] for name in names})
+        leaves.update({name: leaves_of_shard[name] for name in names})
     return unflatten(leaves, str(index))
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
     """Write *state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
-    item = unflatten({name: to_raw(each) for name, each in state.items()}, "the state_dict")
+    item = unflatten({name: to_raw(tensor) for name, tensor in state.items()}, "the state_dict")
     formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
 
 

@@ -50,9 +50,9 @@ def read_state_dict(path: Path, *, key: str | None = None) -> Tree:
     except (zipfile.BadZipFile, struct.error, EOFError, ValueError, RuntimeError) as error:
         raise RecordError(f"{path} is not an intact file of torch.save: {error!s:.200}") from error
     tensors = {
-        name: _load_tensor(each, buffers, f"{path}: {name}")
-        for name, each in _select_state(value, key, str(path)).items()
-        if isinstance(each, TensorRef)
+        name: _load_tensor(tensor, buffers, f"{path}: {name}")
+        for name, tensor in _select_state(value, key, str(path)).items()
+        if isinstance(tensor, TensorRef)
     }
     if len(tensors) > MAX_ENTRIES:
         raise RecordError(f"{path} has {len(tensors)} tensors, but at most {MAX_ENTRIES} are allowed")
@@ -63,11 +63,11 @@ def _read_zip(path: Path) -> tuple[Any, Buffers]:
     """Return the value of a zip archive, and the bytes of its storages."""
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
-        entries = {each.filename.partition("/")[2]: each for each in archive.infolist()}
+        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
         if "constants.pkl" in entries or "data.pkl" not in entries:
             raise RecordError(f"{path} is a zip archive without a state dict. {ADVICE}")
-        if any(each.compress_type for each in entries.values()) or (
-            sum(each.file_size for each in entries.values()) > size
+        if any(entry.compress_type for entry in entries.values()) or (
+            sum(entry.file_size for entry in entries.values()) > size
         ):
             raise RecordError(f"{path}: its entries are compressed or overlap, unlike those of torch.save")
         if entries["data.pkl"].file_size > MAX_PICKLE:
@@ -76,9 +76,9 @@ def _read_zip(path: Path) -> tuple[Any, Buffers]:
             raise RecordError(f"{path} was saved on a big-endian machine. {ADVICE}")
         value = evaluate(BytesIO(archive.read(entries["data.pkl"])), str(path))
         buffers = {
-            name.removeprefix("data/"): memoryview(bytearray(archive.read(each)))
-            for name, each in entries.items()
-            if name.startswith("data/") and not each.is_dir()
+            name.removeprefix("data/"): memoryview(bytearray(archive.read(entry)))
+            for name, entry in entries.items()
+            if name.startswith("data/") and not entry.is_dir()
         }
     return value, buffers
 
@@ -91,7 +91,7 @@ def _read_legacy(path: Path) -> tuple[Any, Buffers]:
         raise RecordError(f"{path} is not a file of torch.save. {ADVICE}")
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise RecordError(f"{path} was saved on a big-endian machine. {ADVICE}")
-    sizes = {each.storage.key: ITEM_SIZES[each.storage.dtype] for each in _iter_tensors(value)}
+    sizes = {tensor.storage.key: ITEM_SIZES[tensor.storage.dtype] for tensor in _iter_tensors(value)}
     buffers = {}
     for key in keys:
         numel = int.from_bytes(file.read(8), "little")
@@ -104,15 +104,15 @@ def _read_legacy(path: Path) -> tuple[Any, Buffers]:
 
 def _iter_tensors(value: Any) -> list[TensorRef]:
     """Return the tensors in nested mappings and lists; each container is visited once."""
-    found, waiting, seen = [], [value], set()
+    tensors, waiting, seen = [], [value], set()
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, TensorRef):
-            found.append(each)
-        elif isinstance(each, dict | list | tuple) and id(each) not in seen:
-            seen.add(id(each))
-            waiting += each.values() if isinstance(each, dict) else each
-    return found
+        node = waiting.pop()
+        if isinstance(node, TensorRef):
+            tensors.append(node)
+        elif isinstance(node, dict | list | tuple) and id(node) not in seen:
+            seen.add(id(node))
+            waiting += node.values() if isinstance(node, dict) else node
+    return tensors
 
 
 def _select_state(value: Any, key: str | None, where: str) -> Mapping[str, Any]:
@@ -124,9 +124,11 @@ def _select_state(value: Any, key: str | None, where: str) -> Mapping[str, Any]:
     candidates = [value]
     if key is None and isinstance(value, dict):
         candidates += [value[nest] for nest in NESTS if nest in value]
-    for each in candidates:
-        if isinstance(each, dict) and any(isinstance(tensor, TensorRef) for tensor in each.values()):
-            return {str(name): tensor for name, tensor in each.items()}
+    for candidate in candidates:
+        if isinstance(candidate, dict) and any(
+            isinstance(tensor, TensorRef) for tensor in candidate.values()
+        ):
+            return {str(name): tensor for name, tensor in candidate.items()}
     raise RecordError(f"{where} has no state dict; {_describe(value)}. Set key to the entry that has one")
 
 
@@ -142,8 +144,8 @@ def _load_tensor(tensor: TensorRef, buffers: Buffers, where: str) -> RawTensor:
     data = buffers.get(tensor.storage.key)
     declared = tensor.storage.numel * ITEM_SIZES[tensor.storage.dtype]
     if data is None or data.nbytes != declared:
-        found = "none" if data is None else str(data.nbytes)
-        raise RecordError(f"{where}: its storage must have {declared} bytes, found {found}")
+        size_found = "none" if data is None else str(data.nbytes)
+        raise RecordError(f"{where}: its storage must have {declared} bytes, found {size_found}")
     size = ITEM_SIZES[tensor.dtype]
     pairs = list(zip(tensor.shape, tensor.stride, strict=True))
     numel = check_shape(tensor.shape, "the tensor", where=where)

@@ -159,7 +159,9 @@ class FrameBuilder:
         lines = self._console.render_lines(_build_layout(scene, size), options)
         if scene.selection.is_quitting:
             lines = _overlay(lines, self._build_quit_dialog(size), size)
-        lines = [[each._replace(text=replace_unprintable(each.text)) for each in line] for line in lines]
+        lines = [
+            [segment._replace(text=replace_unprintable(segment.text)) for segment in line] for line in lines
+        ]
         with self._console.capture() as capture:
             self._console.print(SegmentLines(lines, new_lines=True), crop=False, end="")
         return capture.get().split("\n")[:height]
@@ -223,9 +225,9 @@ def _draw_lines(scene: Scene, width: int, height: int) -> Text:
 def _overlay(lines: list[list[Segment]], dialog: Sequence[list[Segment]], size: Size) -> list[list[Segment]]:
     """Return *lines* with *dialog* in their center."""
     width = sum(segment.cell_length for segment in dialog[0])
-    left, top = (size[0] - width) // 2, (size[1] - len(dialog)) // 2
+    column, top = (size[0] - width) // 2, (size[1] - len(dialog)) // 2
     result = list(lines)
     for row, line in enumerate(dialog, top):
-        before, _, after = Segment.divide(result[row], [left, left + width, size[0]])
+        before, _, after = Segment.divide(result[row], [column, column + width, size[0]])
         result[row] = [*before, *line, *after]
     return result

@@ -106,10 +106,10 @@ def format_epoch(progress: Progress, history: History) -> str:
 
     The line ends with the telemetry of training, and of validation if a metric is measured there only.
     """
-    found = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
+    measured = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
     parts = [_format_epoch_number(progress)]
     for split in Split:
-        values = {metric: value for metric, its_split, value in found if its_split is split}
+        values = {metric: value for metric, its_split, value in measured if its_split is split}
         if values:
             parts.append(f"{split}: {format_metrics(values, progress.shown)}")
     parts.append(format_metrics(_select_telemetry(progress), progress.shown))

@@ -75,7 +75,7 @@ class FileCheckpointer:
         self._remove_trainer(epoch)
         files: dict[str, Any] = {}
         for part in BURN_PARTS:
-            item = getattr(checkpoint, part)
+            item = vars(checkpoint)[part]
             path = self.recorder.record(item, self.directory / stem_of(part, epoch))
             files[path.name] = describe(path)
             if not self.recorder.has_names:
@@ -90,9 +90,9 @@ class FileCheckpointer:
         Raises `CheckpointError` if it does not exist, or if a file is missing, corrupt or was changed.
         """
         if epoch not in self.list_saved():
-            found = ", ".join(map(str, self.list_saved())) or "none"
+            saved = ", ".join(map(str, self.list_saved())) or "none"
             raise CheckpointError(
-                f"{self.directory} has no checkpoint of epoch {epoch}; found: {found}. Choose another epoch"
+                f"{self.directory} has no checkpoint of epoch {epoch}; found: {saved}. Choose another epoch"
             )
         try:
             trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
@@ -154,12 +154,12 @@ def results_manifest(store_path: Path, last_epoch: int, kept: Iterable[int]) -> 
     *kept* are the epochs that must have a checkpoint. One whose trainer record cannot be read gets an entry
     that no file matches.
     """
-    found = dict(LogLedger(store_path).read(last_epoch))
+    manifest = dict(LogLedger(store_path).read(last_epoch))
     directory = store_path / CHECKPOINT_FOLDER
     for epoch in {*list_epochs(directory), *kept}:
         try:
             files = read_manifest(directory, epoch)
         except CheckpointError:
             files = {trainer_name(epoch): UNREADABLE}
-        found |= {f"{CHECKPOINT_FOLDER}/{name}": file for name, file in files.items()}
-    return found
+        manifest |= {f"{CHECKPOINT_FOLDER}/{name}": file for name, file in files.items()}
+    return manifest

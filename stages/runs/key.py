@@ -62,11 +62,11 @@ def format_value(value: Any) -> str:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and (value or not name):
-        for key, each in value.items():
-            yield from _leaves(f"{name}.{key}" if name else key, each)
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}" if name else key, inner)
     elif isinstance(value, list) and value:
-        for place, each in enumerate(value):
-            yield from _leaves(f"{name}[{place}]", each)
+        for place, inner in enumerate(value):
+            yield from _leaves(f"{name}[{place}]", inner)
     else:
         yield name, value
 
@@ -102,16 +102,16 @@ def content_hash(path: Path) -> str:
         ) from error
 
 
-def _files(directory: Path, prefix: bytes, above: frozenset[Path]) -> Iterator[tuple[bytes, Path]]:
+def _files(directory: Path, prefix: bytes, parents: frozenset[Path]) -> Iterator[tuple[bytes, Path]]:
     """Yield the name relative to the top, and the path, of every file."""
     real = directory.resolve()
-    if real in above:
+    if real in parents:
         raise DataError(f"{directory} is a link to a directory that contains it. Remove the link")
     with os.scandir(directory) as entries:
         for entry in entries:
             name = prefix + os.fsencode(entry.name)
             if entry.is_dir():
-                yield from _files(Path(entry.path), name + b"/", above | {real})
+                yield from _files(Path(entry.path), name + b"/", parents | {real})
             else:
                 yield name, _file(Path(entry.path))
 

@@ -75,8 +75,8 @@ class Run:
     @cached_property
     def finished(self) -> dict[str, Any] | None:
         """The facts that a finished run recorded; None if it is not finished, or if they are corrupt."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return found.facts if found else None
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return finish.facts if finish else None
 
     @cached_property
     def epochs(self) -> int:
@@ -149,12 +149,12 @@ _STARTED = ("Starting training", "Resuming ")
 
 def read_durations(root: Path) -> dict[str, dict[str, float]]:
     """Return md5 of ``metrics.json`` to run key to seconds, from the records below *root*."""
-    found: dict[str, dict[str, float]] = {}
+    durations: dict[str, dict[str, float]] = {}
     for path in (root / DURATIONS_FOLDER).glob("*.json"):
         name, content = _RECORD.fullmatch(path.name), read_json(path)
         if name and content and isinstance(content.get("seconds"), float):
-            found.setdefault(name[1], {})[name[2]] = content["seconds"]
-    return found
+            durations.setdefault(name[1], {})[name[2]] = content["seconds"]
+    return durations
 
 
 def record_duration(store_path: Path) -> None:

@@ -45,8 +45,8 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
         remove_stale_parts(target)
     parts = {target: new_part(target) for target in made.values()}
     try:
-        found = _copy_all({source: parts[target] for source, target in made.items()})
-        wrong = {name: difference(found.get(name), written) for name, written in (expected or {}).items()}
+        copied = _copy_all({source: parts[target] for source, target in made.items()})
+        wrong = {name: difference(copied.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
         _remove_all(parts.values())  # the restored previous outputs may need their space
@@ -81,26 +81,26 @@ def publish_results(store: RunStore, outputs: Sequence[Path], untracked: Sequenc
     return {Path(name).relative_to(store.path).as_posix(): problem for name, problem in problems.items()}
 
 
-def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
-    """Copy each source of *made* that exists, and return the size and sha256 of each file."""
-    found: dict[str, dict[str, Any]] = {}
-    present = {source: part for source, part in made.items() if source.exists()}
+def _copy_all(parts: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
+    """Copy each source of *parts* that exists, and return the size and sha256 of each file."""
+    copied: dict[str, dict[str, Any]] = {}
+    present = {source: part for source, part in parts.items() if source.exists()}
     for source, part in present.items():
         part.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, part, copy_function=partial(_copy_file, found))
+            shutil.copytree(source, part, copy_function=partial(_copy_file, copied))
         else:
-            _copy_file(found, source, part)
+            _copy_file(copied, source, part)
     sync_trees(present.values())
-    return found
+    return copied
 
 
-def _copy_file(found: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
+def _copy_file(copied: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
     with Path(source).open("rb") as original, Path(target).open("xb") as copy:
         if _clone(original, copy):
-            found[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
+            copied[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
         else:
-            found[str(source)] = _copy_content(original, copy)
+            copied[str(source)] = _copy_content(original, copy)
 
 
 def _clone(original: BinaryIO, copy: BinaryIO) -> bool:

@@ -28,13 +28,13 @@ def epochs_to_keep(rule: Retention, history: History, inherited: Sequence[int], 
     values: dict[int, list[Value]] = {}
     for value in history:
         values.setdefault(value.epoch, []).append(value)
-    first, so_far, kept = max(inherited, default=0), History(), set(inherited)
+    first, so_far, retained = max(inherited, default=0), History(), set(inherited)
     for epoch in range(1, last_epoch + 1):
         for value in values.get(epoch, ()):
             so_far.add(value)
         if epoch >= first:
-            kept = rule.keep(sorted(kept | {epoch}), so_far) | {epoch}
-    return kept
+            retained = rule.keep(sorted(retained | {epoch}), so_far) | {epoch}
+    return retained
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Keep(Config):
 
     def rule(self) -> AnyOf:
         """Return the rule that keeps these checkpoints."""
-        best = (KeepBest(each.metric, each.split, each.direction) for each in self.best)
+        best = (KeepBest(config.metric, config.split, config.direction) for config in self.best)
         return AnyOf((KeepLast(self.last), *best))
 
 

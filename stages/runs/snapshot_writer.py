@@ -60,14 +60,14 @@ class HostSnapshot:
         ranges = _find_ranges(tensors)
         self._allocate(ranges)
         copies: dict[int, Tensor] = {}
-        for each, place in zip(ranges, _places(ranges), strict=False):
-            self._copy(each, place)
+        for source, place in zip(ranges, _places(ranges), strict=False):
+            self._copy(source, place)
             copies.update(
-                (id(tensor), each.find_copy(tensor, self._buffer, place)) for tensor in each.tensors
+                (id(tensor), source.find_copy(tensor, self._buffer, place)) for tensor in source.tensors
             )
-        self._record_arrivals({each.storage.device for each in ranges if each.is_cuda})
+        self._record_arrivals({source.storage.device for source in ranges if source.is_cuda})
         return _replace(
-            checkpoint, lambda each: copies[id(each)] if id(each) in copies else _copy_to_host(each)
+            checkpoint, lambda tensor: copies[id(tensor)] if id(tensor) in copies else _copy_to_host(tensor)
         )
 
     def _copy(self, source: "_Range", place: int) -> None:
@@ -91,7 +91,7 @@ class HostSnapshot:
         self._memory = self._buffer = torch.empty(0, dtype=torch.uint8)  # free the previous one first
         self._memory = _map_memory(self.nbytes + SPARE_BYTES)
         self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._device = next((each.storage.device for each in ranges if each.is_cuda), None)
+        self._device = next((source.storage.device for source in ranges if source.is_cuda), None)
         return True
 
     def touch(self) -> None:
@@ -156,20 +156,20 @@ class _Range:
 
 def _tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
     """Return each tensor of *checkpoint* once."""
-    found: dict[int, Tensor] = {}
-    _replace(checkpoint, lambda each: found.setdefault(id(each), each))
-    return list(found.values())
+    tensors: dict[int, Tensor] = {}
+    _replace(checkpoint, lambda tensor: tensors.setdefault(id(tensor), tensor))
+    return list(tensors.values())
 
 
 def _places(ranges: list[_Range]) -> list[int]:
     """Return the position of each of *ranges* in a buffer for all, and the size of the buffer."""
-    return list(accumulate((-(-each.size // ALIGNMENT) * ALIGNMENT for each in ranges), initial=0))
+    return list(accumulate((-(-source.size // ALIGNMENT) * ALIGNMENT for source in ranges), initial=0))
 
 
 def _find_ranges(tensors: Iterable[Tensor]) -> list[_Range]:
     """Return the ranges of memory that *tensors* occupy; those that overlap are one range."""
     ranges: list[_Range] = []
-    plain = ((_address(each), each) for each in tensors if _has_plain_memory(each))
+    plain = ((_address(tensor), tensor) for tensor in tensors if _has_plain_memory(tensor))
     for address, tensor in sorted(plain, key=lambda pair: pair[0]):
         start = address[-1] - address[-1] % ALIGNMENT
         end = address[-1] + _extent(tensor)

@@ -71,14 +71,14 @@ class RunStore:
     @property
     def finished(self) -> dict[str, Any] | None:
         """The values that `finish` was called with; None if the run is not finished."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return None if found is None else found.facts
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return None if finish is None else finish.facts
 
     @property
     def manifest(self) -> Manifest:
         """Size and sha256 of each file of a finished run; empty if the run is not finished."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return {} if found is None else found.files
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return {} if finish is None else finish.files
 
     def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
         """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
@@ -185,12 +185,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _make(path: Path, entries: dict[str, Any]) -> None:
     path.mkdir(exist_ok=True)
-    found = read_json(path / KEY_FILE)
-    if found == entries:
+    content = read_json(path / KEY_FILE)
+    if content == entries:
         return
-    if found is not None and run_key(found) != path.name:
+    if content is not None and run_key(content) != path.name:
         raise StageError(
-            f"{path / KEY_FILE} is the key of run {run_key(found)}, not of {path.name}: the store "
+            f"{path / KEY_FILE} is the key of run {run_key(content)}, not of {path.name}: the store "
             f"was moved or edited. Remove {path}, or rename it to keep its files"
         )
     write_text(path / KEY_FILE, _text(entries))

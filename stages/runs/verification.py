@@ -101,19 +101,19 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
         return
     if not path.is_dir():
         raise RecordError(f"{path} does not exist. Correct the path")
-    found = list(find_records(path))
-    if not found:
+    records = list(find_records(path))
+    if not records:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise RecordError(f"found no record in {path}: no file name ends in one of {suffixes}")
     problems: dict[Path, str | None] = {}
-    manifests = dict(_manifests(found))
-    for one in found:
+    manifests = dict(_manifests(records))
+    for one in records:
         verdict = _verify_file(one, limit)
         if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
             verdict = verify_file(one, limit=max(limit or 0, limit_after_verification(one.stat().st_size)))
         problems[one] = verdict.problem
         yield verdict
-    for one in found:
+    for one in records:
         if (name := parse_name(one.name)) and name.is_trainer:
             yield verify_checkpoint(one, name.epoch, problems)
 
@@ -146,9 +146,9 @@ def _is_trainer(path: Path) -> bool:
     return name is not None and name.is_trainer
 
 
-def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
-    """Yield the files that the intact trainer records in *found* list, with their sizes and hashes."""
-    for trainer in found:
+def _manifests(records: list[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield the files that the intact trainer records in *records* list, with their sizes and hashes."""
+    for trainer in records:
         if not _is_trainer(trainer):
             continue
         try:
@@ -163,5 +163,5 @@ def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
 def _problem(path: Path, written: Any) -> str | None:
     if path.is_file() and not (isinstance(written, dict) and {"size", "sha256"} <= written.keys()):
         return f"the trainer record has no size and sha256 of {path}"
-    found = damage(path, written)
-    return f"{path} {found}" if found else None
+    problem = damage(path, written)
+    return f"{path} {problem}" if problem else None

@@ -192,12 +192,12 @@ def sync_trees(paths: Iterable[Path]) -> None:
     More than `FEW_FILES` of them are synced with one call for each file system, if the kernel has one that
     reports failed writes. Raises `OSError` if something cannot be written.
     """
-    found = [each for path in paths for each in (path, *path.rglob("*")) if not each.is_symlink()]
-    devices = {each.stat().st_dev: each for each in found} if len(found) > FEW_FILES else {}
+    items = [item for path in paths for item in (path, *path.rglob("*")) if not item.is_symlink()]
+    devices = {item.stat().st_dev: item for item in items} if len(items) > FEW_FILES else {}
     if devices and all(map(_sync_file_system, devices.values())):
         return
-    for each in reversed(found):
-        sync_directory(each)  # or a file
+    for item in reversed(items):
+        sync_directory(item)  # or a file
 
 
 def _sync_file_system(path: Path) -> bool:

@@ -80,14 +80,14 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
 
 def totals(entry: Entry) -> Totals:
     """Return the sums over all tensors below *entry*."""
-    found = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
-    named = [tensor for one, tensor in found if one.id is not None]
-    elements = sum(tensor.numel for _, tensor in found)
+    tensors = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
+    named = [tensor for one, tensor in tensors if one.id is not None]
+    elements = sum(tensor.numel for _, tensor in tensors)
     return Totals(
-        tensors=len(found),
+        tensors=len(tensors),
         elements=elements,
         parameters=sum(tensor.numel for tensor in named) if named else elements,
-        nbytes=sum(tensor.nbytes for _, tensor in found),
+        nbytes=sum(tensor.nbytes for _, tensor in tensors),
     )
 
 

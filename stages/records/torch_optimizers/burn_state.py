@@ -71,7 +71,7 @@ def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]
         if isinstance(counter, Tensor) and counter.numel() == 1 and not counter.is_complex():
             by_kind[counter.device, counter.dtype].append(parameter)
     for parameters in by_kind.values():
-        values = torch.stack([counters[each].detach().reshape(()) for each in parameters]).tolist()
+        values = torch.stack([counters[parameter].detach().reshape(()) for parameter in parameters]).tolist()
         numbers.update(zip(parameters, values, strict=True))
     return {key: int(count) for key, count in numbers.items() if count >= 0 and float(count).is_integer()}
 
@@ -91,15 +91,15 @@ def record_state(
             return steps
         if key == AVERAGE:
             used = tuple(entries[name] for name in ("square_avg", "grad_avg") if name in entries)
-            return lazy_tensor(lambda *each: view_slot(slot, _average(*each)), used, tuple(shape))
+            return lazy_tensor(lambda *moments: view_slot(slot, _average(*moments)), used, tuple(shape))
         return to_raw(view_slot(slot, entries[key]))
 
     names = {*entries} if steps is None else {*entries, STEP}
     names |= {AVERAGE} if "square_avg" in entries else set()
-    made = _build_record(form, leaf, names)
-    if made is None or not any(key in entries for key in keys(form)):
+    record = _build_record(form, leaf, names)
+    if record is None or not any(key in entries for key in keys(form)):
         return None
-    return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), made))
+    return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), record))
 
 
 def exact_entries(
@@ -157,9 +157,9 @@ def _build_record(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> T
     if isinstance(form, Some):
         inner = _build_record(form.value, leaf, names)
         return None if inner is None else Some(inner)
-    made = {key: _build_record(inner, leaf, names) for key, inner in form.items()}
-    lacking = any(made[key] is None and not isinstance(inner, Some) for key, inner in form.items())
-    return None if lacking else made
+    fields = {key: _build_record(inner, leaf, names) for key, inner in form.items()}
+    lacking = any(fields[key] is None and not isinstance(inner, Some) for key, inner in form.items())
+    return None if lacking else fields
 
 
 def _read(form: Tree, node: Tree, source: str) -> dict[str, Any]:
@@ -195,11 +195,11 @@ def _state(node: Tree, slot: Slot, source: str) -> Tree:
     return node
 
 
-def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, source: str) -> RawTensor:
+def _check_shape(tensor: RawTensor, slot: Slot, parameter: Tensor, source: str) -> RawTensor:
     expected = tuple(view_slot(slot, parameter).shape)
-    if found.shape != expected:
-        raise RecordError(f"{source}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
-    return found
+    if tensor.shape != expected:
+        raise RecordError(f"{source}, {slot.id}: found shape {list(tensor.shape)}, expected {list(expected)}")
+    return tensor
 
 
 def _is_like(entry: Any, parameter: Tensor) -> bool:
