@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from long_tests import long
 from stop_after import StopAfter
 from torch import nn
 
@@ -108,7 +109,7 @@ def test_weights_optimizer_state_and_records_are_float32(precision, tmp_path):
 
 
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize("stop_after", [3, 13, 20])
+@pytest.mark.parametrize("stop_after", [long(3), 13, long(20)])
 def test_resumed_run_equals_uninterrupted_run(precision, stop_after, tmp_path):
     train(tmp_path / "uninterrupted", precision)
 
@@ -236,7 +237,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("overflowing", [(1, 2, 7), (13, 14, 26)])
+@pytest.mark.parametrize("overflowing", [(1, 2, 7), long((13, 14, 26))])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_overflows_on_the_device_give_the_files_of_overflows_on_the_host(
     optimizer, overflowing, tmp_path, monkeypatch

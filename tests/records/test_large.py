@@ -73,8 +73,8 @@ def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
     ("kind", "rows"),
     [
         ("named_mpk_gz", 2_000),
-        ("named_mpk", 2_000),
-        ("bin_gz", 2_000),
+        pytest.param("named_mpk", 2_000, marks=pytest.mark.long),
+        pytest.param("bin_gz", 2_000, marks=pytest.mark.long),
         ("json_gz", 2_000),
         pytest.param("named_mpk_gz", 8_000, marks=pytest.mark.long),
         pytest.param("bin_gz", 8_000, marks=pytest.mark.long),

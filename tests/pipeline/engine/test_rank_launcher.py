@@ -148,6 +148,7 @@ def test_arguments_of_a_rank_are_passed_unchanged():
     assert Path("arguments-0").read_text() == "$$ ${local_rank} $HOME"
 
 
+@pytest.mark.long
 def test_ranks_start_on_a_port_that_this_process_used_before():
     """Torch keeps the ports of closed stores. The network of this test has only such ports."""
     alone = ["unshare", "--map-root-user", "--net"]
@@ -277,6 +278,7 @@ def test_rank_that_reported_its_error_first_is_named_even_if_another_exits_first
     assert message.startswith("rank 1 (cuda:1): the cause")
 
 
+@pytest.mark.long  # the next test, without torch
 def test_rank_that_left_a_collective_is_named_and_not_the_one_that_lost_the_connection():
     message = failure(GLOO, "if rank == 1: os._exit(7)", "torch.distributed.all_reduce(total)")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
+from long_tests import long
 
 ROOT = Path(__file__).parents[3]
 ALL_STAGES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
@@ -63,10 +64,13 @@ def test_graph_orders_the_five_stages(finished):
     ("name", "old", "new", "stages"),
     [
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
-        ("params.yaml", "batch_size: 32", "batch_size: 512", ["create-artifact-dir", "fit", "save-model"]),
+        long(
+            *("params.yaml", "batch_size: 32", "batch_size: 512"),
+            ["create-artifact-dir", "fit", "save-model"],
+        ),
         ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
         ("stages/learner/loop.py", '"""The training loop.', '"""The training loop!', []),
-        ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
+        long("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
     ],
 )
 def test_edit_reruns_only_the_stages_that_depend_on_it(finished, name, old, new, stages):
