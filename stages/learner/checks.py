@@ -5,8 +5,9 @@ An error of a step names the step with its file and line.
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -126,15 +127,38 @@ def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> Bui
     )
 
 
+@dataclass(frozen=True)
+class RuleOptions:
+    """The optional attributes of a rule that stops or retains, or of a schedule, with their defaults."""
+
+    rules: Sequence[Any] = ()
+    """The parts of a composed rule."""
+    needs: Collection[tuple[Split, str]] = ()
+    """The metrics that it reads, by split."""
+    direction: Direction | None = None
+    """The direction in which it takes their values to improve."""
+    monitored: tuple[Split, str] | None = None
+    """The metric of a schedule."""
+    scheduler: Any = None
+    """The object of torch that a schedule adapts."""
+
+    @classmethod
+    def of(cls, rule: object) -> Self:
+        """Return those of *rule*."""
+        names = [option.name for option in fields(cls)]
+        return cls(**{name: getattr(rule, name) for name in names if hasattr(rule, name)})
+
+
 def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
     """Check that the metrics that *rule* reads are registered as numbers and are not telemetry.
 
     Each part of a composed rule is checked. Raises `BuilderError`, also for a schedule that treats the worst
     values of its metric as the best. Logs a warning for any other rule that does.
     """
-    for part in getattr(rule, "rules", ()):
+    options = RuleOptions.of(rule)
+    for part in options.rules:
         check_monitored_metrics(part, metrics)
-    if hasattr(rule, "rules"):
+    if options.rules:
         return
     directions = {
         (split, registered.name): registered.options.better
@@ -142,8 +166,8 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
         for registered in metrics_of_split
         if registered.numeric and not registered.telemetry
     }
-    name = type(getattr(rule, "scheduler", rule)).__name__
-    for split, metric in sorted(getattr(rule, "needs", set())):
+    name = _name_of(rule, options)
+    for split, metric in sorted(options.needs):
         if (split, metric) not in directions:
             names = ", ".join(f"{split} {metric}" for split, metric in sorted(directions)) or "none"
             raise BuilderError(
@@ -151,12 +175,12 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
                 f"{names}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or set the "
                 "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
-        _check_direction(rule, name, f"{split} {metric!r}", directions[split, metric])
+        _check_direction(options, name, f"{split} {metric!r}", directions[split, metric])
 
 
 def find_valid_metrics(rule: Any) -> list[str]:
     """Return the metrics of the valid split that *rule* reads: early stopping, retention or a schedule."""
-    return [metric for split, metric in getattr(rule, "needs", ()) if split is Split.VALID]
+    return [metric for split, metric in RuleOptions.of(rule).needs if split is Split.VALID]
 
 
 def check_rules_without_validation(*rules: Any) -> None:
@@ -165,25 +189,29 @@ def check_rules_without_validation(*rules: Any) -> None:
     The part of the default retention that keeps the best epoch is accepted, and keeps none.
     """
     for rule in rules:
-        if hasattr(rule, "rules"):
-            check_rules_without_validation(*rule.rules)
-            continue
+        options = RuleOptions.of(rule)
+        check_rules_without_validation(*options.rules)
         monitored = find_valid_metrics(rule)
-        if monitored and rule != KeepBest():
+        if monitored and not options.rules and rule != KeepBest():
             raise BuilderError(
-                f"{type(getattr(rule, 'scheduler', rule)).__name__} uses the valid {monitored[0]!r}, but the "
+                f"{_name_of(rule, options)} uses the valid {monitored[0]!r}, but the "
                 "run has no validation. Pass a valid loader (load_data.valid_fraction above 0), or use a "
                 "metric of the train split (fit.early_stopping and fit.keep.best in params.yaml)"
             )
 
 
-def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
+def _name_of(rule: Any, options: RuleOptions) -> str:
+    return type(rule if options.scheduler is None else options.scheduler).__name__
+
+
+def _check_direction(options: RuleOptions, name: str, metric: str, better: Direction | None) -> None:
     """Raise `BuilderError` for a schedule with the wrong direction; log a warning for any other rule."""
-    direction = getattr(rule, "direction", None)
-    if None in (better, direction) or better == direction:
+    if None in (better, options.direction) or better == options.direction:
         return
-    message = f"{name} treats the {direction} value as the best, but the best {metric} is the {better}: "
-    if hasattr(rule, "monitored"):
+    message = (
+        f"{name} treats the {options.direction} value as the best, but the best {metric} is the {better}: "
+    )
+    if options.monitored:
         mode = "min" if better is Direction.LOWEST else "max"
         raise BuilderError(f"{message}create it with mode={mode!r}, or monitor another metric")
     log.warning("%sset its direction to %s", message, better)
