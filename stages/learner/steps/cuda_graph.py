@@ -133,6 +133,7 @@ class CudaGraphStep(PlainStep):
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch* eagerly; before a capture, on its stream."""
         self._eager_steps += 1
+        batch = load(batch)
         if not self._warms_up:
             return super().compute(batch)
         self._capture.warm_ups += 1
