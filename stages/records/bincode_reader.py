@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
-from stages.records.byte_readers import Blob, ByteReader
+from stages.records.byte_readers import Blob, ByteReader, read_blob
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
@@ -65,10 +65,7 @@ class VarintReader:
         if not self._is_fixed:
             values = self._read_varints(count, name)
             return values.view(np.uint8) if keep_data else None
-        if keep_data:
-            return self._source.read_array(count * self.least_bytes)
-        self._source.skip(count * self.least_bytes)
-        return None
+        return read_blob(self._source, count * self.least_bytes, keep_data=keep_data)
 
     def _read_varints(self, count: int, name: str) -> NDArray[Any]:
         values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
@@ -293,18 +290,12 @@ class _BincodeParser:
 
     def _tensor(self, name: str, table: DtypeTable) -> RawTensor:
         size = self._size(self._source.remaining(), f"{name} is a tensor")
-        data = None
-        if self._keep_data:
-            data = self._source.read_array(size)
-        else:
-            self._source.skip(size)
+        data = read_blob(self._source, size, keep_data=self._keep_data)
         shape = self._shape(name)
         dtype, width = self._dtype(name, table)
         expected = data_section.check_shape(shape, name, where=self._source.name) * width
         if size != expected:
             raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
-        if data is None:
-            return data_section.build_tensor_without_data(dtype, shape)
         return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -339,8 +330,6 @@ class _BincodeParser:
         shape = self._shape(name)
         if data_section.check_shape(shape, name, where=self._source.name) != size:
             raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
-        if data is None:
-            return data_section.build_tensor_without_data(numbers.dtype, shape)
         where = f"{self._source.name}: {name}"
         return data_section.build_tensor(numbers.dtype, shape, data=data, where=where)
 

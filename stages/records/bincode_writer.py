@@ -13,7 +13,7 @@ from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records.bincode_reader import MAX_TEXT, DtypeTable, find_dtype_table
 from stages.records.dotted_names import MAX_ENTRIES, check_text, extend_path
-from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
+from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant, fields_of
 
 Pieces = Iterator[bytes | memoryview]
 FLOAT = struct.Struct("<d")
@@ -77,8 +77,7 @@ def _encode_container(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> P
                 "read back; record numbers as a tensor, or use a format with names"
             )
         yield _encode_varint(len(node))
-    pairs = node.items() if isinstance(node, dict) else ((str(i), value) for i, value in enumerate(node))
-    for key, value in pairs:
+    for key, value in fields_of(node):
         if isinstance(node, Map):
             yield _encode_text(key)
         yield from _encode(value, table, extend_path(path, key))

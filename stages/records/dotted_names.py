@@ -14,7 +14,7 @@ from uuid import UUID
 
 from stages.contracts.errors import RecordError
 from stages.records.limits import MAX_DEPTH
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
 
 MAX_ENTRIES = 50_000
 """Tensors, scalars or texts in one file; each takes memory, however few bytes of the file it takes."""
@@ -38,15 +38,10 @@ def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]
     A parameter is one leaf; a *node* that is a number has an empty name. Raises `RecordError` if a name could
     not be split again.
     """
-    node = node.value if isinstance(node, Some) else node
-    if isinstance(node, Variant):
-        node = {node.name: node.value}
-    if isinstance(node, dict) and not is_parameter(node):
-        for key, value in node.items():
+    node = unwrap(node)
+    if isinstance(node, dict | list | tuple) and not is_parameter(node):
+        for key, value in fields_of(node):
             yield from flatten(value, extend_path(path, key))
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            yield from flatten(value, extend_path(path, str(index)))
     elif not path and isinstance(node, bool | int | float):
         yield "", node
     elif node is not None:

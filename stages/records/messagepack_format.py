@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader, Skipped
+from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
 from stages.records.number_arrays import NumberArray
 from stages.records.record_tree import ITEM_SIZES, RawTensor, Some, Tree, Variant
@@ -169,10 +169,8 @@ class _MessagePackParser:
 
     def _blob(self, size: int) -> Blob | Skipped:
         self._spend_memory(_BLOB_MEMORY)
-        if self._keep_data:
-            return self._source.read_array(size)
-        self._source.skip(size)
-        return Skipped(size)
+        blob = read_blob(self._source, size, keep_data=self._keep_data)
+        return Skipped(size) if blob is None else blob
 
     def _enter_container(self, least: int, kind: str, depth: int) -> None:
         self._spend_memory(_CONTAINER_MEMORY)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
-from stages.records.data_section import build_tensor, build_tensor_without_data
+from stages.records.data_section import build_tensor
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
 from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
@@ -103,9 +103,8 @@ class _TensorRestorer:
                 path,
                 f"has {size} bytes, expected {math.prod(shape) * item_size} ({dtype}, shape {list(shape)})",
             )
-        if isinstance(blob, Skipped):
-            return build_tensor_without_data(dtype, shape)
-        return build_tensor(dtype, shape, data=blob, where=f"{self._source_name}, {'.'.join(path)}:")
+        content = None if isinstance(blob, Skipped) else blob
+        return build_tensor(dtype, shape, data=content, where=f"{self._source_name}, {'.'.join(path)}:")
 
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.13 or earlier."""

@@ -13,25 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-ITEM_SIZES = {
-    "F64": 8,
-    "F32": 4,
-    "Flex32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "Bool": 1,
-}
-"""Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
 FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
-INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"})
 NUMPY = {
     "F64": "<f8",
     "F32": "<f4",
@@ -49,6 +31,9 @@ NUMPY = {
     "Bool": "u1",
 }
 """NumPy's name of each type. NumPy has no BF16, so it is represented by its bits."""
+ITEM_SIZES = {name: int(numpy_name[-1]) for name, numpy_name in NUMPY.items()}
+"""Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
+INTEGERS = frozenset(name for name in NUMPY if name[0] in "IU")
 BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
 """How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one element."""
 MAX_DIMENSIONS = 32
@@ -158,14 +143,24 @@ def strip_type_hints(node: Tree) -> Tree:
     return node
 
 
+def unwrap(node: Tree) -> Tree:
+    """Return *node* as formats with names write it: the value of a `Some`, and a map for a `Variant`."""
+    node = node.value if isinstance(node, Some) else node
+    return {node.name: node.value} if isinstance(node, Variant) else node
+
+
+def fields_of(node: Tree) -> Iterable[tuple[Any, Tree]]:
+    """Return the keys and values of a dict, or the indices, as text, and elements of a list or a tuple."""
+    if isinstance(node, dict):
+        return node.items()
+    return ((str(index), value) for index, value in enumerate(node))
+
+
 def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf with its dotted path, in order; elements of arrays are named by their index."""
-    node = node.value if isinstance(node, Some) else node
-    if isinstance(node, Variant):
-        node = {node.name: node.value}
+    node = unwrap(node)
     if isinstance(node, dict | list | tuple):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, value in pairs:
+        for key, value in fields_of(node):
             yield from iter_leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, node

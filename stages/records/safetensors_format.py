@@ -28,19 +28,8 @@ MAX_SKELETON = 250_000
 MAX_VALUES = 8 * MAX_ENTRIES + MAX_SKELETON
 """Values in the header, in which a tensor takes eight."""
 DTYPES = {
-    "U64": "U64",
-    "I64": "I64",
-    "F64": "F64",
-    "F32": "F32",
-    "U32": "U32",
-    "I32": "I32",
-    "BF16": "BF16",
-    "F16": "F16",
-    "U16": "U16",
-    "I16": "I16",
-    "I8": "I8",
-    "U8": "U8",
-    "BOOL": "Bool",
+    name.upper(): name
+    for name in ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "Bool")
 }
 """Burn's dtype for each dtype of safetensors, in the order of the reference implementation."""
 

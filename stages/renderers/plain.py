@@ -23,7 +23,26 @@ INTERVAL_SECONDS = 30.0
 """Default time between two lines within an epoch."""
 
 
-class PlainRenderer:
+class NoRenderer:
+    """A renderer without output."""
+
+    def start(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Do nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainRenderer(NoRenderer):
     """A renderer that prints a line after each epoch, and a line per interval within a long epoch.
 
     Example:
@@ -46,9 +65,6 @@ class PlainRenderer:
         """Start the first interval."""
         self._next_line = time.monotonic() + self._interval
 
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing: lines contain the means of the epoch, not the values of single batches."""
-
     def step(self, progress: Progress) -> None:
         """Print the progress of the epoch, if the last line is an interval old."""
         now = time.monotonic()
@@ -61,9 +77,6 @@ class PlainRenderer:
         """Print the values of the epoch."""
         self.write(format_epoch(progress, history))
         self._next_line = time.monotonic() + self._interval
-
-    def close(self) -> None:
-        """Do nothing: there is no resource to release."""
 
 
 class LogRenderer(PlainRenderer):
@@ -80,25 +93,6 @@ class LogRenderer(PlainRenderer):
     def write(self, line: str) -> None:
         """Log *line*."""
         self._logger.info("%s", line)
-
-
-class NoRenderer:
-    """A renderer without output."""
-
-    def start(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing."""
-
-    def step(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def epoch_end(self, progress: Progress, history: History) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def format_epoch(progress: Progress, history: History) -> str:

@@ -28,12 +28,12 @@ def run_key(entries: Mapping[str, Any]) -> str:
 
     *entries* are values that JSON has. The order of their keys has no effect.
     """
-    return hashlib.sha256(_canonical(entries).encode()).hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(_json(dict(entries)).encode()).hexdigest()[:KEY_LENGTH]
 
 
 def plain(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return *entries* as JSON reads them back: tuples as lists, keys as strings."""
-    return dict(json.loads(_canonical(entries)))
+    return dict(json.loads(_json(dict(entries))))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -73,10 +73,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _side(values: Mapping[str, Any], name: str) -> str:
     return format_value(values[name]) if name in values else "absent"
-
-
-def _canonical(entries: Mapping[str, Any]) -> str:
-    return _json(dict(entries))
 
 
 def _json(value: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.records.byte_readers import rechunk
-from stages.records.record_tree import ITEM_SIZES, NUMPY, RawTensor, Tree, iter_leaves
+from stages.records.precision import iter_numbers
+from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
 PIECE_ELEMENTS = 1 << 18
 """The number of elements that are compared at a time: a few MiB, independent of the size of the tensors."""
@@ -59,7 +59,8 @@ def find_differences(
 def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
     """Return the largest absolute and the largest relative difference of two tensors with the same shape."""
     largest = relative = 0.0
-    for values, other_values in zip(_arrays(first), _arrays(second), strict=True):
+    pieces = (iter_numbers(tensor, PIECE_ELEMENTS) for tensor in (first, second))
+    for values, other_values in zip(*pieces, strict=True):
         apart, scale = _gaps(values, other_values)
         if not apart.any():
             continue
@@ -129,19 +130,6 @@ def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(values - others))
     return np.where(np.isnan(gaps), np.inf, gaps), np.fmax(np.abs(values), np.abs(others))
-
-
-def _arrays(tensor: RawTensor) -> Iterator[Array]:
-    """Yield the elements of *tensor* in arrays of `PIECE_ELEMENTS` elements; the last one may be shorter."""
-    for chunk in rechunk(tensor.pieces(), PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]):
-        yield _numbers(chunk, tensor.dtype)
-
-
-def _numbers(data: bytearray | memoryview, dtype: str) -> Array:
-    numbers = np.frombuffer(data, NUMPY[dtype])
-    if dtype == "BF16":  # the upper half of a float32
-        return (numbers.astype("<u4") << 16).view("<f4")
-    return numbers
 
 
 def _describe(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contracts.text import number
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
 
 MAX_VALUES = 8
 """A longer list of numbers or texts is described by its length."""
@@ -61,9 +61,7 @@ class Totals:
 
 def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     """Return *node* as an entry with the name *name* and the path *path*."""
-    node = node.value if isinstance(node, Some) else node
-    if isinstance(node, Variant):
-        node = {node.name: node.value}
+    node = unwrap(node)
     if isinstance(node, RawTensor):
         return Entry(name, path, tensor=node)
     if isinstance(node, dict) and node.keys() == {"id", "param"} and isinstance(node["param"], RawTensor):
@@ -71,9 +69,8 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     if isinstance(node, list | tuple) and _is_row(node):
         return Entry(name, path, value=list(node))
     if isinstance(node, dict | list | tuple):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
         inner = f"{path}." if path else ""
-        children = tuple(list_entries(value, str(key), f"{inner}{key}") for key, value in pairs)
+        children = tuple(list_entries(value, str(key), f"{inner}{key}") for key, value in fields_of(node))
         return Entry(name, path, children=children, branch=True)
     return Entry(name, path, value=node)
 

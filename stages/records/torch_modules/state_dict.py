@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.dotted_names import flatten, unflatten
-from stages.records.record_tree import RawTensor, Tree, iter_leaves, strip_type_hints
+from stages.records.record_tree import FLOATS, RawTensor, Tree, fields_of, iter_leaves, strip_type_hints
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
@@ -300,7 +300,7 @@ def _mismatch(slot: Slot, tensor: RawTensor, current: Tensor | None) -> str | No
 
 
 def _kind(dtype: str) -> str:
-    if dtype in {"F64", "F32", "Flex32", "F16", "BF16"}:
+    if dtype in FLOATS:
         return "float"
     return "bool" if dtype == "Bool" else "int"
 
@@ -343,9 +343,7 @@ def _whole(name: str) -> Slot:
 
 def _fields(node: Tree) -> dict[str, Tree]:
     """Return the fields of a struct, or the elements of an array by their index."""
-    if isinstance(node, dict):
-        return node
-    return {str(key): value for key, value in enumerate(node)} if isinstance(node, list) else {}
+    return dict(fields_of(node)) if isinstance(node, dict | list) else {}
 
 
 def _join(path: str, key: str) -> str:
