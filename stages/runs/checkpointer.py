@@ -148,15 +148,15 @@ def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:
         raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
 
 
-def results_manifest(store_path: Path, last_epoch: int, kept: Iterable[int]) -> dict[str, Any]:
+def results_manifest(store_path: Path, last_epoch: int, retained: Iterable[int]) -> dict[str, Any]:
     """Return the sizes and hashes recorded when logs and checkpoints were written, by path below the store.
 
-    *kept* are the epochs that must have a checkpoint. One whose trainer record cannot be read gets an entry
-    that no file matches.
+    *retained* are the epochs that must have a checkpoint. One whose trainer record cannot be read gets an
+    entry that no file matches.
     """
     manifest = dict(LogLedger(store_path).read(last_epoch))
     directory = store_path / CHECKPOINT_FOLDER
-    for epoch in {*list_epochs(directory), *kept}:
+    for epoch in {*list_epochs(directory), *retained}:
         try:
             files = read_manifest(directory, epoch)
         except CheckpointError:

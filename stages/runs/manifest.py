@@ -62,15 +62,15 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
     return None
 
 
-def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest of the store *store_path*: *known*, and an entry for each other file, read now."""
+def describe_store(store_path: Path, recorded: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Return the manifest of the store *store_path*: *recorded*, and an entry for each other file."""
     paths = {path.relative_to(store_path).as_posix(): path for path in files_below(store_path)}
     others = {
         name: describe(path)
         for name, path in sorted(paths.items())
-        if name not in known and not _NOT_LISTED.fullmatch(name)
+        if name not in recorded and not _NOT_LISTED.fullmatch(name)
     }
-    return {**others, **known}
+    return {**others, **recorded}
 
 
 def find_damage(store_path: Path, manifest: Manifest) -> dict[str, str]:

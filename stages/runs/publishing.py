@@ -34,18 +34,18 @@ CLONE = 0x40049409
 """The request FICLONE of Linux."""
 
 
-def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
-    """Replace each target of *made* (source to target) by a copy; remove a target without a source.
+def publish(targets: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
+    """Replace each target of *targets* (source to target) by a copy; remove a target without a source.
 
     All files are copied before the first is renamed. The files in *expected*, by path of the source, are
     verified while they are copied. Returns what is wrong with each file that is missing or damaged; if there
     is one, no target is changed. If the process is killed, call it again.
     """
-    for target in made.values():
+    for target in targets.values():
         remove_stale_parts(target)
-    parts = {target: new_part(target) for target in made.values()}
+    parts = {target: new_part(target) for target in targets.values()}
     try:
-        copied = _copy_all({source: parts[target] for source, target in made.items()})
+        copied = _copy_all({source: parts[target] for source, target in targets.items()})
         wrong = {name: difference(copied.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:

@@ -80,15 +80,15 @@ class RunStore:
         finish = read_finished(read_json(self.path / FINISHED_FILE))
         return {} if finish is None else finish.files
 
-    def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
+    def finish(self, facts: Mapping[str, Any], recorded: Manifest | None = None) -> None:
         """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
 
-        *known* has the sizes and hashes recorded when files were written; the other files are read now.
+        *recorded* has the sizes and hashes recorded when files were written; the other files are read now.
         Raises `StageError` if the store was removed.
         """
         with _explain_errors(self.path):
             self.check_exists()
-            files = describe_store(self.path, known or {})
+            files = describe_store(self.path, recorded or {})
             write_text(self.path / FINISHED_FILE, _text(add_checksum({**facts, "files": files})))
 
     def check_exists(self) -> None:

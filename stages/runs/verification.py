@@ -126,9 +126,8 @@ def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | N
     name = f"checkpoint {epoch} in {trainer.parent}"
     if problem := problems.get(trainer):
         return Verdict(name, problem, epoch=epoch)
-    item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
-    files = item.get("files") if isinstance(item, dict) else None
-    if not isinstance(files, dict) or not files:
+    files = _read_files(trainer)
+    if not files:
         return Verdict(name, f"{trainer} does not list the files of the checkpoint", epoch=epoch)
     for file, written in files.items():
         path = trainer.parent / Path(file).name
@@ -152,12 +151,18 @@ def _manifests(records: list[Path]) -> Iterator[tuple[Path, Any]]:
         if not _is_trainer(trainer):
             continue
         try:
-            item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
+            files = _read_files(trainer)
         except (RecordError, OSError):
             continue  # the verdict on this file reports the problem
-        files = item.get("files") if isinstance(item, dict) else None
-        for file, written in files.items() if isinstance(files, dict) else ():
+        for file, written in files.items():
             yield trainer.parent / Path(file).name, written
+
+
+def _read_files(trainer: Path) -> dict[str, Any]:
+    """Return the files that the record *trainer* lists, with their sizes and hashes; empty without a list."""
+    item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
+    files = item.get("files") if isinstance(item, dict) else None
+    return files if isinstance(files, dict) else {}
 
 
 def _problem(path: Path, written: Any) -> str | None:

@@ -164,18 +164,18 @@ def damage(path: Path, written: Mapping[str, Any]) -> str | None:
     return difference(describe(path) if path.is_file() else None, written)
 
 
-def difference(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
-    """Return how a file of the size and sha256 in *found* differs from *written*; None if it does not.
+def difference(content: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
+    """Return how a file of the size and sha256 in *content* differs from *written*; None if it does not.
 
-    *found* is None for a missing file.
+    *content* is None for a missing file.
     """
-    if found is None:
+    if content is None:
         return "is missing"
     if written == UNREADABLE:
         return "could not be read when its size and sha256 were recorded"
-    if found["size"] != written["size"]:
-        return f"has {found['size']} bytes, but {written['size']} were written"
-    if found["sha256"] != written["sha256"]:
+    if content["size"] != written["size"]:
+        return f"has {content['size']} bytes, but {written['size']} were written"
+    if content["sha256"] != written["sha256"]:
         return "has changed since it was written (its sha256 differs)"
     return None
 

@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
 from stages.records.dotted_names import derive_param_id
-from stages.records.record_tree import Map, Some, Tree, Variant
+from stages.records.record_tree import Map, Some, Tree, Variant, iter_leaves
 from stages.records.tensors import check_recordable, to_raw, view_slot
 from stages.records.torch_modules.layers import layer_layout, unlike_burn
 from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
@@ -241,15 +241,8 @@ def _with_extras(tree: Tree, place: _Place) -> Tree:
 
 
 def _layout_names(layout: Tree) -> list[str]:
-    match layout:
-        case str():
-            return [layout]
-        case Rows() | Some() | Variant():
-            return _layout_names(layout.name if isinstance(layout, Rows) else layout.value)
-        case dict() | list() | tuple():
-            values = layout.values() if isinstance(layout, dict) else layout
-            return [name for value in values for name in _layout_names(value)]
-    return []
+    leaves = (leaf for _, leaf in iter_leaves(layout))
+    return [leaf.name if isinstance(leaf, Rows) else leaf for leaf in leaves if isinstance(leaf, str | Rows)]
 
 
 def _has_member(module: nn.Module, text: str) -> bool:
