@@ -210,11 +210,18 @@ def loaders():
 
 
 def run(
-    directory, stops=(), model=None, optimizer=None, rate=0.05, change=lambda builder: builder, kind="auto"
+    directory,
+    stops=(),
+    model=None,
+    optimizer=None,
+    rate=0.05,
+    change=lambda builder: builder,
+    kind="auto",
+    epochs=3,
 ):
     """Train in *directory*, stopped and resumed after each number of steps in *stops*; return the learner."""
     for stop_after in (*stops, None):
-        builder = LearnerBuilder(directory).num_epochs(3).seed(1).devices(["cpu"]).step(kind)
+        builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).step(kind)
         builder.metrics(LossMetric(), AccuracyMetric(), HitsMetric(), AurocMetric(), LearningRateMetric())
         builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").checkpoint_every(steps=7)
         builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
@@ -438,7 +445,7 @@ OBSTACLES = {
 def test_step_that_cannot_be_captured_is_reported_once_and_changes_nothing(
     reason, kind, level, capture, tmp_path, caplog
 ):
-    options = OBSTACLES[reason]
+    options = OBSTACLES[reason] | {"epochs": 1}
     run(tmp_path / "eager", **options)
     capture()
     caplog.set_level(logging.INFO)

@@ -16,8 +16,8 @@ def run_in_a_process(tmp_path_factory, home):
     return project, project.run(sys.executable, *options, PYTHONHASHSEED="2")
 
 
-def test_dvc_repro_and_run_produce_the_same_lock_and_cache(finished, run_in_a_process):
-    """Each runs with a different hash seed, so that the order of a set cannot affect an output."""
+def test_dvc_repro_in_forks_and_run_in_a_process_produce_the_same_lock_and_cache(finished, run_in_a_process):
+    """The process has another hash seed, so that the order of a set cannot affect an output."""
     project, run = run_in_a_process
 
     assert run.code == 0, run.out
@@ -26,6 +26,13 @@ def test_dvc_repro_and_run_produce_the_same_lock_and_cache(finished, run_in_a_pr
     stores = [sorted((each.folder / ".runs").glob("*/key.json")) for each in (project, finished)]
     assert [path.read_bytes() for path in stores[0]] == [path.read_bytes() for path in stores[1]]
     assert [path.parent.name for path in stores[0]] == [path.parent.name for path in stores[1]] != []
+
+
+@pytest.mark.long  # the test before
+def test_dvc_repro_in_processes_produces_the_same_lock_and_cache(finished, project):
+    project.ok("dvc", "repro", PYTHONHASHSEED="1")
+
+    assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
 
 
 def test_dvc_repro_runs_each_stage_and_prints_the_summary(repro_output):

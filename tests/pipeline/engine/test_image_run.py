@@ -42,7 +42,7 @@ def test_images_in_files_train_with_the_lines_that_check_prints(project):
 
     assert re.findall(r"rerun (\S+); add to its deps:\n      - raw", checked.out) == ["load-data", "fit"]
     assert project.call("check").code == 0
-    assert changed.keys() == {"load-data", "fit"}
+    assert {"load-data", "fit"} <= changed.keys()
     keys = [json.loads(path.read_text()) for path in (project.folder / ".runs").glob("*/key.json")]
     code = [name for key in keys for name in key["code"]]
     assert not [name for name in code if name.startswith("raw")]
