@@ -75,7 +75,7 @@ def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
         ("named_mpk_gz", 2_000),
         pytest.param("named_mpk", 2_000, marks=pytest.mark.long),
         pytest.param("bin_gz", 2_000, marks=pytest.mark.long),
-        ("json_gz", 2_000),
+        pytest.param("json_gz", 2_000, marks=pytest.mark.long),
         pytest.param("named_mpk_gz", 8_000, marks=pytest.mark.long),
         pytest.param("bin_gz", 8_000, marks=pytest.mark.long),
     ],
@@ -93,7 +93,9 @@ def test_recorder_reads_small_values_that_it_wrote(kind, rows, tmp_path):
     ("kind", "item", "message"),
     [
         ("named_mpk_gz", {"order": list(range(1 << 19))}, "record them as tensors"),
-        ("json_gz", {"options": [[None] * 100] * 4_000}, "small values"),
+        pytest.param(
+            *("json_gz", {"options": [[None] * 100] * 4_000}, "small values"), marks=pytest.mark.long
+        ),
         ("json_gz", {"text": "x" * (1 << 20)}, "could not be read back from JSON"),
         ("json_gz", {"losses": [1.5, None] * 600}, "record it as a tensor"),
         ("bin", {"order": [1] * 60_000}, "at most 50000 can be read back"),

@@ -54,7 +54,7 @@ CASES = [
     Case("evaluate --source digits", r".*\| Test \(digits\) +\| Accuracy .*"),
     Case("lr-find --steps 20", ".*suggested learning rate: .*"),
 ]
-LONG = ("data", "evaluate", "lr-find")
+LONG = ("summary", "data", "evaluate", "lr-find")
 """Commands that `test_cli.py` and `test_data.py` run in a fork, as they import torch, which takes seconds."""
 
 

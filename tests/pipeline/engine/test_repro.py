@@ -17,7 +17,7 @@ def parse_started_stages(text):
     return [line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")]
 
 
-@pytest.mark.long  # `make test` trains as many epochs in test_readme.py, without DVC
+@pytest.mark.long  # the test of the program of README in tests/test_pages.py trains fewer epochs, without DVC
 def test_fresh_clone_trains_the_digits_to_97_percent(project):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
     project.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.2")
