@@ -49,7 +49,7 @@ class Samples(Sequence[tuple[Tensor, Tensor]]):
         if isinstance(items, Samples):
             return items
         inputs, targets = zip(*items, strict=True)
-        return cls(torch.stack(inputs), torch.stack([torch.as_tensor(each) for each in targets]))
+        return cls(torch.stack(inputs), torch.stack([torch.as_tensor(target) for target in targets]))
 
 
 class TensorDataset:
@@ -80,7 +80,7 @@ class TensorDataset:
         chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
         if self._allocate is None:
             return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
-        return Samples(*(_gather(each, chosen, self._allocate) for each in (self.inputs, self.targets)))
+        return Samples(*(_gather(tensor, chosen, self._allocate) for tensor in (self.inputs, self.targets)))
 
 
 def _gather(tensor: Tensor, indices: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:

@@ -26,7 +26,9 @@ def describe(
         _check_match(name, train.inputs, split.inputs, "inputs")
         _check_match(name, train.targets, split.targets, "targets")
     is_regression = train.targets.dtype.kind == "f"
-    counts = None if is_regression else _class_counts({name: each.targets for name, each in splits.items()})
+    counts = (
+        None if is_regression else _class_counts({name: column.targets for name, column in splits.items()})
+    )
     return DatasetInfo(
         task="regression" if counts is None else "classification",
         input_shape=train.inputs.shape[1:],
@@ -61,9 +63,9 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
     }
     present = np.flatnonzero(counts["train"])
     if len(present) < 2:
-        found = f"one class only ({present[0]})" if len(present) else "ignored targets only"
+        labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
         raise DataError(
-            f"the train split must have at least two classes; found {found}. Add samples of other classes, "
+            f"the train split must have at least two classes; found {labels}. Add samples of other classes, "
             "or save float targets for regression"
         )
-    return {name: each.tolist() for name, each in counts.items()}
+    return {name: numbers.tolist() for name, numbers in counts.items()}

@@ -26,13 +26,15 @@ def divide_groups(
     chosen = _choose_splits([members[group] for group in visited], targets, list(shares.values()))
     parts = {}
     for place, name in enumerate(shares):
-        found = [members[group] for group, split in zip(visited, chosen, strict=True) if split == place]
-        if not found:
+        members_of_split = [
+            members[group] for group, split in zip(visited, chosen, strict=True) if split == place
+        ]
+        if not members_of_split:
             raise DataError(
                 f"{len(members)} groups cannot be divided by load_data.test_fraction and valid_fraction: the "
                 f"{name} split would be empty. Add groups, or change the fractions"
             )
-        parts[name] = generator.permutation(np.sort(np.concatenate(found)))
+        parts[name] = generator.permutation(np.sort(np.concatenate(members_of_split)))
     return parts
 
 
@@ -53,8 +55,8 @@ def _choose_splits(members: list[np.ndarray], targets: np.ndarray, shares: list[
     missing = np.outer(shares, totals)
     chosen = []
     for rows in members:
-        found, counts = np.unique(classes[rows], return_counts=True)
-        gains = ((2 * missing[:, found] - counts) * counts / totals[found] ** 2).sum(axis=1)
+        present, counts = np.unique(classes[rows], return_counts=True)
+        gains = ((2 * missing[:, present] - counts) * counts / totals[present] ** 2).sum(axis=1)
         chosen.append(int(gains.argmax()))
-        missing[chosen[-1], found] -= counts
+        missing[chosen[-1], present] -= counts
     return chosen

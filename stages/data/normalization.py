@@ -48,15 +48,15 @@ def _normalize_from(moments: np.ndarray, inputs: Column, config: NormalizationCo
     """Return the same from `Arrays.moments`: sums of integers, which are rounded once."""
     sums, squares, lows, highs = moments if inputs.rows is None else moments[:, inputs.rows]
     axis = None if config.per == "dataset" else 0
-    groups = [np.atleast_1d(each).tolist() for each in (sums.sum(axis), squares.sum(axis))]
-    bounds = [np.atleast_1d(each).tolist() for each in (lows.min(axis), highs.max(axis))]
+    groups = [np.atleast_1d(totals).tolist() for totals in (sums.sum(axis), squares.sum(axis))]
+    bounds = [np.atleast_1d(totals).tolist() for totals in (lows.min(axis), highs.max(axis))]
     size = math.prod(inputs.shape) // len(groups[0])
     numbers = [
         (low, high - low) if config.kind == "min_max" else _mean_std(total, square, size)
         for total, square, low, high in zip(*groups, *bounds, strict=True)
     ]
-    means, divisors = (tuple(map(float, each)) for each in zip(*numbers, strict=True))
-    divisors = tuple(each or 1.0 for each in divisors)
+    means, divisors = (tuple(map(float, values)) for values in zip(*numbers, strict=True))
+    divisors = tuple(divisor or 1.0 for divisor in divisors)
     if config.per == "dataset":
         return Normalization(mean=means[0], std=divisors[0])
     return Normalization(mean=means, std=divisors)

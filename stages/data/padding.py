@@ -52,7 +52,7 @@ class PadBatcher:
         else:
             inputs, answers = zip(*items, strict=True)
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
-            targets = self._stack_targets([torch.as_tensor(each) for each in answers])
+            targets = self._stack_targets([torch.as_tensor(answer) for answer in answers])
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
         mask = torch.arange(longest) < lengths[:, None]

@@ -35,7 +35,7 @@ def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALI
     """Return the splits as tensors, with their description. Raises `DataError` as load-data does."""
     columns = split_columns(splits)
     info = describe(columns, normalization)
-    return Prepared(info, **{name: dataset(each) for name, each in columns.items()})
+    return Prepared(info, **{name: dataset(column) for name, column in columns.items()})
 
 
 def dataset(columns: Columns) -> TensorDataset:
@@ -46,7 +46,7 @@ def dataset(columns: Columns) -> TensorDataset:
 def write(directory: Path, prepared: Prepared) -> None:
     """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
     splits = {name: getattr(prepared, name) for name in prepared.info.counts}
-    write_columns(directory, prepared.info, {name: _columns(each) for name, each in splits.items()})
+    write_columns(directory, prepared.info, {name: _columns(samples) for name, samples in splits.items()})
 
 
 def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
@@ -55,8 +55,8 @@ def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
     Raises `DataError` if a file is missing or not intact.
     """
     info = read_info(directory / "dataset.json")
-    found = [name for name in info.counts if name in {"train", *names}]
-    return Prepared(info, **{name: read_split(directory, name, info.index) for name in found})
+    present = [name for name in info.counts if name in {"train", *names}]
+    return Prepared(info, **{name: read_split(directory, name, info.index) for name in present})
 
 
 def _tensor(column: Column) -> torch.Tensor:

@@ -28,7 +28,9 @@ def find_cudnn_dropout(model: nn.Module) -> str | None:
     cuDNN's random state belongs to the process, and torch can neither seed nor read it.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    return next((type(each).__name__ for each in recurrent if each.dropout and each.num_layers > 1), None)
+    return next(
+        (type(module).__name__ for module in recurrent if module.dropout and module.num_layers > 1), None
+    )
 
 
 def warn_of_cudnn_dropout(model: nn.Module, device: torch.device) -> None:
@@ -57,7 +59,7 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
-        "devices": {each: _device_state(each) for each in device_names(devices)},
+        "devices": {device: _device_state(device) for device in device_names(devices)},
         "python": [version, torch.tensor(words), gauss],
         "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
     }
@@ -66,11 +68,11 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
-    own = _host_state()
+    state = _host_state()
     try:
         yield
     finally:
-        _set_host_state(own)
+        _set_host_state(state)
 
 
 class HostRandomState:
@@ -115,8 +117,8 @@ def _set_host_state(state: tuple[Tensor, Any, Any]) -> None:
 def host_generator_states(device: torch.device) -> tuple[Any, ...]:
     """Return the states of the global generators on the host that *device* does not draw from, to compare."""
     name, key, *rest = cast(tuple[Any, ...], np.random.get_state())
-    own = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
-    return (*own, random.getstate(), name, key.tobytes(), *rest)
+    device_states = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
+    return (*device_states, random.getstate(), name, key.tobytes(), *rest)
 
 
 def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:

@@ -27,7 +27,7 @@ class GradientExchange:
 
     def find_trained(self) -> list[int]:
         """Return the places of the parameters that are trained, the same on all ranks."""
-        return [number for number, each in enumerate(self._parameters) if each.requires_grad]
+        return [number for number, parameter in enumerate(self._parameters) if parameter.requires_grad]
 
     def _lay_out(self, trained: list[int]) -> None:
         """Build the flat tensor for the parameters that are *trained*."""
@@ -76,7 +76,7 @@ class GradientExchange:
         Parameters that were *trained* when they were computed may be frozen now.
         """
         missing = self._add(gradients, weight, trained, weighted=True)
-        return [None if each is None else each.clone() for each in self._result(missing)]
+        return [None if gradient is None else gradient.clone() for gradient in self._result(missing)]
 
     def _add(
         self, gradients: Gradients, weight: Weight, trained: Collection[int], *, weighted: bool
@@ -84,9 +84,9 @@ class GradientExchange:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
         if (places := sorted({*self.find_trained(), *trained})) != self._trained:
             self._lay_out(places)  # a step has frozen parameters or freed them
-        own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
-        missing = [number for number, gradient in enumerate(own) if gradient is None]
-        present = [_check_dense(gradient) for gradient in own if gradient is not None]
+        of_rank = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
+        missing = [number for number, gradient in enumerate(of_rank) if gradient is None]
+        present = [_check_dense(gradient) for gradient in of_rank if gradient is not None]
         with torch.no_grad():
             self._present.fill_(1)
             for number in missing:
@@ -108,12 +108,12 @@ class GradientExchange:
     def _result(self, missing: Sequence[int]) -> list[Tensor | None]:
         """Return the sums by the places of the parameters; None for those that no rank has."""
         absent = {number for number in missing if not self._present[number].item()}
-        found: list[Tensor | None] = [None] * self._count
+        result: list[Tensor | None] = [None] * self._count
         parts = self._parts if self._is_wide else list(map(Tensor.to, self._parts, self._dtypes))
         for number, place in enumerate(self._trained):
             if number not in absent:
-                found[place] = parts[number]
-        return found
+                result[place] = parts[number]
+        return result
 
 
 def _check_dense(gradient: Tensor) -> Tensor:

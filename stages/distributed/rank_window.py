@@ -28,7 +28,9 @@ class RankWindow(Window):
             self._trained.update(self._exchange.find_trained())
         if self._adds_means:
             mean = self._exchange.mean(gradients, weight, weighted=False)
-            gradients = [None if each is None else each.clone() for each in mean or [None] * len(gradients)]
+            gradients = [
+                None if gradient is None else gradient.clone() for gradient in mean or [None] * len(gradients)
+            ]
             weight = self._exchange.total_weight
         super().add(gradients, weight)
 

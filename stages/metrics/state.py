@@ -208,8 +208,8 @@ def _tensors(node: Any) -> Iterator[Tensor]:
     if isinstance(node, Tensor):
         yield node
     elif isinstance(node, dict | list | tuple | deque):
-        for each in node.values() if isinstance(node, dict) else node:
-            yield from _tensors(each)
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _tensors(child)
 
 
 def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -217,7 +217,7 @@ def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(node, Tensor):
         return change(node)
     if isinstance(node, dict):
-        return {key: _map_tensors(each, change) for key, each in node.items()}
+        return {key: _map_tensors(child, change) for key, child in node.items()}
     if isinstance(node, deque):
-        return deque((_map_tensors(each, change) for each in node), node.maxlen)
-    return type(node)(_map_tensors(each, change) for each in node) if type(node) in (list, tuple) else node
+        return deque((_map_tensors(child, change) for child in node), node.maxlen)
+    return type(node)(_map_tensors(child, change) for child in node) if type(node) in (list, tuple) else node

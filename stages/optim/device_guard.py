@@ -72,9 +72,11 @@ class DeviceGuard(Guard):
         is_flagged = bool(self._recorded) and bool(self._flag.item())
         rows = torch.stack([row for *_, row in self._recorded]).tolist() if is_flagged else []
         for (epoch, iteration, what, _), row in zip(self._recorded, rows, strict=False):
-            found = list(_name_non_finite(("loss", *self.names), row))
-            if found:
-                return iteration, stop_error(f"epoch {epoch}, batch {iteration}{what}: {format_found(found)}")
+            problems = list(_name_non_finite(("loss", *self.names), row))
+            if problems:
+                return iteration, stop_error(
+                    f"epoch {epoch}, batch {iteration}{what}: {format_found(problems)}"
+                )
         self._recorded.clear()
         return None
 
@@ -93,9 +95,9 @@ class DeviceGuard(Guard):
         values = {
             number: _values(gradient) for number, gradient in enumerate(gradients) if gradient is not None
         }
-        present = {number: each for number, each in values.items() if each.numel()}
+        present = {number: entries for number, entries in values.items() if entries.numel()}
         loss = loss.detach().to(self._flag.device).reshape(())
-        is_wide = any(each.dtype == torch.float64 for each in (loss, *present.values()))
+        is_wide = any(tensor.dtype == torch.float64 for tensor in (loss, *present.values()))
         dtype = torch.float64 if is_wide else torch.float32
         magnitudes = [loss.to(dtype), *[self._zero.to(dtype)] * len(self.names)]
         for number, norm in zip(present, _largest_magnitudes([*present.values()], dtype), strict=True):

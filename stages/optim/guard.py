@@ -56,11 +56,11 @@ class Guard:
         self.absorb_overflow()
         if not weight:
             return True
-        found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
-        self.skipped = self.skipped + 1 if found else 0
-        if found:
-            self._skip(f"epoch {epoch}, batch {iteration}: {format_found(found)}", "batch", self.skipped)
-        return not found
+        problems = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
+        self.skipped = self.skipped + 1 if problems else 0
+        if problems:
+            self._skip(f"epoch {epoch}, batch {iteration}: {format_found(problems)}", "batch", self.skipped)
+        return not problems
 
     def absorb_overflow(self) -> None:
         """Set `overflowed`, and update the scale of the loss; call it once for a batch without samples."""
@@ -78,12 +78,12 @@ class Guard:
         A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; the limit then
         counts updates.
         """
-        found = self._non_finite(torch.zeros(()), gradients)
-        self.skipped_sums = self.skipped_sums + 1 if found else 0
-        if found:
-            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {format_found(found)}"
+        problems = self._non_finite(torch.zeros(()), gradients)
+        self.skipped_sums = self.skipped_sums + 1 if problems else 0
+        if problems:
+            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {format_found(problems)}"
             self._skip(where, "update", self.skipped_sums)
-        return not found
+        return not problems
 
     def _skip(self, where: str, what: str, skipped: int) -> None:
         """Log that a batch or an update is skipped. Raises `NonFiniteError` if it must not be."""
@@ -155,7 +155,7 @@ def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
     dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
     norms = torch._foreach_norm(dense)  # noqa: SLF001  one kernel for all
     device = norms[0].device
-    return bool(torch.stack([each.to(device) for each in (loss.detach(), *norms)]).isfinite().all())
+    return bool(torch.stack([tensor.to(device) for tensor in (loss.detach(), *norms)]).isfinite().all())
 
 
 def stop_error(where: str) -> NonFiniteError:
@@ -163,8 +163,8 @@ def stop_error(where: str) -> NonFiniteError:
     return NonFiniteError(f"{where}. {ADVICE}. To leave such batches out, set non_finite: {{kind: skip}}")
 
 
-def format_found(found: list[tuple[str, str]]) -> str:
-    """Return *found*, pairs of a tensor's name and a kind, as text."""
-    listed = ", ".join(f"{what} in {name}" for name, what in found[:MAX_LISTED_TENSORS])
-    more = len(found) - MAX_LISTED_TENSORS
+def format_found(problems: list[tuple[str, str]]) -> str:
+    """Return *problems*, pairs of a tensor's name and a kind, as text."""
+    listed = ", ".join(f"{what} in {name}" for name, what in problems[:MAX_LISTED_TENSORS])
+    more = len(problems) - MAX_LISTED_TENSORS
     return listed if more <= 0 else f"{listed} and {more} more"

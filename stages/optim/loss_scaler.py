@@ -35,8 +35,8 @@ class LossScaler:
     def run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*, computed at the scale."""
         (loss * self._scale).backward()  # type: ignore[no-untyped-call]
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
         torch._amp_foreach_non_finite_check_and_unscale_(dense, self._found, self._scale.reciprocal())
         self._was_used = True
 

@@ -51,9 +51,9 @@ def default_rate(config: OptimizerUse) -> float:
     """
     if config.learning_rate is not None:
         return config.learning_rate
-    found = read_signature(_find(config)).parameters.get("lr")
-    if found is not None and isinstance(found.default, int | float | Tensor):
-        return float(found.default)
+    rate = read_signature(_find(config)).parameters.get("lr")
+    if rate is not None and isinstance(rate.default, int | float | Tensor):
+        return float(rate.default)
     raise PluginError(
         f"optimizer {config.kind!r} has no default learning rate. Set learning_rate in "
         "build_learner.optimizer"

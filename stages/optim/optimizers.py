@@ -60,7 +60,9 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
             return kind(groups, **_options(config), fused=_can_be_fused(parameters))
         case Sgd():
-            is_sharded = any(hasattr(each, "device_mesh") for each in parameters)  # torch cannot fuse those
+            is_sharded = any(
+                hasattr(parameter, "device_mesh") for parameter in parameters
+            )  # torch cannot fuse those
             fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
             return torch.optim.SGD(groups, **_options(config), fused=fused)
         case RmsProp():
@@ -77,11 +79,11 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
 
 def _options(config: OptimizerConfig) -> dict[str, Any]:
     """Return the options of *config* by their names in torch."""
-    own: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
+    options: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
     if isinstance(config, OptimizerUse):
         rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
         return rate | config.arguments
-    named = {NAMES_IN_TORCH.get(name, name): value for name, value in own.items()}
+    named = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
     if isinstance(config, Adam | AdamW):
         named["betas"] = (named.pop("beta_1"), named.pop("beta_2"))
     if isinstance(config, Sgd):
@@ -92,14 +94,17 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
 
 def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of *parts*, and AdamW for all other parameters."""
-    matrices: list[Part] = [(own, [each for each in members if each.ndim == 2]) for own, members in parts]
+    matrices: list[Part] = [
+        (config, [tensor for tensor in members if tensor.ndim == 2]) for config, members in parts
+    ]
     others: list[Part] = [
-        (getattr(own, "others", own), [each for each in members if each.ndim != 2]) for own, members in parts
+        (getattr(config, "others", config), [tensor for tensor in members if tensor.ndim != 2])
+        for config, members in parts
     ]
     built: list[torch.optim.Optimizer] = []
     if any(members for _, members in matrices):
-        config, kept = matrices[0][0], _without_empty(matrices)
-        built.append(torch.optim.Muon(_groups(kept), **_options(config)))
+        config, of_matrices = matrices[0][0], _without_empty(matrices)
+        built.append(torch.optim.Muon(_groups(of_matrices), **_options(config)))
     if any(members for _, members in others):
         built.append(_build(_without_empty(others)))
     return built

@@ -34,9 +34,9 @@ def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     return maker
 
 
-def _build(kind: str, given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
-    maker = find_class(kind, given)
-    arguments = {name: _resolve(name, value, optimizer) for name, value in given.items()}
+def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
+    maker = find_class(kind, options)
+    arguments = {name: _resolve(name, value, optimizer) for name, value in options.items()}
     arguments = {name: _scale(name, value, optimizer) for name, value in arguments.items()}
     first = () if getattr(maker, "__name__", "") == WITHOUT_OPTIMIZER else (optimizer,)
     scheduler = call_class("schedule", kind, lambda: maker(*first, **arguments))
@@ -52,8 +52,8 @@ def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     """Return the argument *name* with functions for their import paths, and schedulers for their configs."""
     if name in FUNCTIONS:
         paths = value if isinstance(value, list | tuple) else [value]
-        found = [plugins.find("function", str(path), {}) for path in paths]
-        return found if isinstance(value, list | tuple) else found[0]
+        functions = [plugins.find("function", str(path), {}) for path in paths]
+        return functions if isinstance(value, list | tuple) else functions[0]
     if name == "schedulers" and isinstance(value, list | tuple):
         return [_build_part(part, optimizer) for part in value]
     return value

@@ -302,19 +302,19 @@ class FitConfig(Config):
 
     def _add_loggers(self, builder: "learner.LearnerBuilder", run: RunDescription) -> None:
         directory = builder.directory / "telemetry"
-        for each in self.loggers:
-            if loggers.is_tracker(each):
-                builder.with_progress_logger(loggers.build_tracker(each, directory, run))
+        for logger in self.loggers:
+            if loggers.is_tracker(logger):
+                builder.with_progress_logger(loggers.build_tracker(logger, directory, run))
             else:
-                added = loggers.build_loggers(each, directory)
+                added = loggers.build_loggers(logger, directory)
                 builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
 
     def _build_metrics(self) -> "list[Any]":
         """Return the metrics, and the telemetry that is not one of them."""
-        built = [metrics.build_metric(each) for each in self.metrics]
-        names = {each.name for each in built}
-        telemetry = [metrics.build_telemetry(each) for each in self.telemetry]
-        return built + [each for each in telemetry if each.name not in names]
+        built = [metrics.build_metric(metric) for metric in self.metrics]
+        names = {metric.name for metric in built}
+        telemetry = [metrics.build_telemetry(metric) for metric in self.telemetry]
+        return built + [metric for metric in telemetry if metric.name not in names]
 
     def build_test_metrics(self) -> "list[Any]":
         """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
@@ -349,7 +349,9 @@ class FitConfig(Config):
             return builder.limit_batches(self.overfit_batches).build(prepared.train)
         builder.limit_batches(getattr(self.limit_batches, split, None))
         if split == "train":
-            builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
+            builder.shuffle(self.seed).augment(
+                [data.build_augmentation(augmentation) for augmentation in self.augment]
+            )
         return builder.build(getattr(prepared, split))
 
     def _loader_builder(self, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":

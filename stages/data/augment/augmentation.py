@@ -29,13 +29,13 @@ class Augmenter:
     """
 
     def __init__(self, augmentations: Sequence[Augmentation], seed: int) -> None:
-        self._augmentations = [(f"augment-{n}", each) for n, each in enumerate(augmentations)]
+        self._augmentations = [(f"augment-{n}", augmentation) for n, augmentation in enumerate(augmentations)]
         self._seed = seed
 
     @property
     def runs_user_code(self) -> bool:
         """True if a transform may draw from the global generators, whose state is then not restored."""
-        return not all(isinstance(each, BuiltIn) for _, each in self._augmentations)
+        return not all(isinstance(augmentation, BuiltIn) for _, augmentation in self._augmentations)
 
     def check(self, dataset: TensorDataset) -> None:
         """Raise `BuilderError` if built-in kinds cannot change the first input; call no transform of a user.
@@ -57,15 +57,15 @@ class Augmenter:
                 return Samples(inputs, items.targets)
         else:
             inputs = self._change([item[0] for item in items], epoch, indices)
-        return [(each, *item[1:]) for each, item in zip(inputs, items, strict=True)]
+        return [(changed, *item[1:]) for changed, item in zip(inputs, items, strict=True)]
 
     def _change(self, inputs: Any, epoch: int, indices: Tensor) -> Any:
-        for name, each in self._augmentations:
+        for name, augmentation in self._augmentations:
             draws = partial(SampleDraws, derive_seed(self._seed, name, epoch))
-            if isinstance(each, BuiltIn):
-                inputs = _change_images(each, inputs, draws, indices)
+            if isinstance(augmentation, BuiltIn):
+                inputs = _change_images(augmentation, inputs, draws, indices)
             else:
-                inputs = _call_for_each(each, inputs, draws(indices).seeds())
+                inputs = _call_for_each(augmentation, inputs, draws(indices).seeds())
         return inputs
 
 
@@ -85,16 +85,16 @@ def _change_images(
     if isinstance(inputs, Tensor):
         return torch.from_numpy(augment_images(config, inputs.numpy(), make_draws(indices)))
     return [
-        torch.from_numpy(augment_images(config, each[None].numpy(), make_draws(index[None])))[0]
-        for each, index in zip(inputs, indices, strict=True)
+        torch.from_numpy(augment_images(config, image[None].numpy(), make_draws(index[None])))[0]
+        for image, index in zip(inputs, indices, strict=True)
     ]
 
 
 def _stack(inputs: Any) -> Any:
     """Return *inputs* as one tensor if they are tensors of one shape and dtype, else unchanged."""
-    if isinstance(inputs, Tensor) or not all(isinstance(each, Tensor) for each in inputs):
+    if isinstance(inputs, Tensor) or not all(isinstance(item, Tensor) for item in inputs):
         return inputs
-    return torch.stack(inputs) if len({(each.shape, each.dtype) for each in inputs}) == 1 else inputs
+    return torch.stack(inputs) if len({(item.shape, item.dtype) for item in inputs}) == 1 else inputs
 
 
 def build_augmentation(config: BuiltIn | Use) -> Augmentation:
@@ -105,14 +105,14 @@ def build_augmentation(config: BuiltIn | Use) -> Augmentation:
     """
     if not isinstance(config, Use):
         return config
-    found = plugins.find("augmentation", config.kind, AUGMENTATIONS)
+    augmentation = plugins.find("augmentation", config.kind, AUGMENTATIONS)
     arguments = arguments_of(config)
-    if isinstance(found, type):
-        found = plugins.build("augmentation", config.kind, found, arguments)
+    if isinstance(augmentation, type):
+        augmentation = plugins.build("augmentation", config.kind, augmentation, arguments)
     elif arguments:
-        found = partial(found, **arguments)
+        augmentation = partial(augmentation, **arguments)
     try:
-        return check_augmentation(found)
+        return check_augmentation(augmentation)
     except BuilderError as error:
         raise PluginError(f"augmentation {config.kind!r}: {error}") from None
 

@@ -50,8 +50,8 @@ def random_crop(images: np.ndarray, draws: SampleDraws, config: RandomCrop) -> n
         )
     tops, lefts = draws.integers(rows + 1).tolist(), draws.integers(columns + 1).tolist()
     cropped = np.empty((*images.shape[:2], height, width), images.dtype)
-    for image, source, top, left in zip(cropped, padded, tops, lefts, strict=True):
-        image[:] = source[:, top : top + height, left : left + width]
+    for image, source, first_row, first_column in zip(cropped, padded, tops, lefts, strict=True):
+        image[:] = source[:, first_row : first_row + height, first_column : first_column + width]
     return cropped
 
 
@@ -77,8 +77,10 @@ def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing
     lefts = draws.integers(images.shape[3] - widths + 1)
     erased = images.copy()
     for row in np.flatnonzero(is_erased):
-        top, left = tops[row], lefts[row]
-        erased[row, :, top : top + heights[row], left : left + widths[row]] = config.value
+        first_row, first_column = tops[row], lefts[row]
+        erased[row, :, first_row : first_row + heights[row], first_column : first_column + widths[row]] = (
+            config.value
+        )
     return erased
 
 
