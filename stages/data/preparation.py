@@ -30,6 +30,10 @@ class Prepared:
     valid: TensorDataset | ImageFileDataset | None = None
     test: TensorDataset | ImageFileDataset | None = None
 
+    def by_name(self) -> dict[str, Any]:
+        """Return the splits by name; None for one that there is not."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
 
 def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALIZATION) -> Prepared:
     """Return the splits as tensors, with their description. Raises `DataError` as load-data does."""
@@ -45,8 +49,8 @@ def dataset(columns: Columns) -> TensorDataset:
 
 def write(directory: Path, prepared: Prepared) -> None:
     """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
-    splits = {name: getattr(prepared, name) for name in prepared.info.counts}
-    write_columns(directory, prepared.info, {name: _columns(samples) for name, samples in splits.items()})
+    splits = prepared.by_name()
+    write_columns(directory, prepared.info, {name: _columns(splits[name]) for name in prepared.info.counts})
 
 
 def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:

@@ -50,7 +50,7 @@ class Splits:
 
     def by_name(self) -> dict[str, Arrays]:
         """Return the splits that there are by name: train, valid, test."""
-        splits = {name: getattr(self, name) for name in SPLIT_NAMES}
+        splits = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: arrays for name, arrays in splits.items() if arrays is not None}
 
 

@@ -98,7 +98,10 @@ def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
         (config, [tensor for tensor in members if tensor.ndim == 2]) for config, members in parts
     ]
     others: list[Part] = [
-        (getattr(config, "others", config), [tensor for tensor in members if tensor.ndim != 2])
+        (
+            config.others if isinstance(config, Muon) else config,
+            [tensor for tensor in members if tensor.ndim != 2],
+        )
         for config, members in parts
     ]
     built: list[torch.optim.Optimizer] = []

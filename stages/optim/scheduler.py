@@ -4,7 +4,7 @@ import math
 from typing import Any, Protocol
 
 from stages.contracts.errors import CheckpointError, ParamsError
-from stages.optim.schedules import Constant, Schedule
+from stages.optim.schedules import Constant, Rule, Schedule
 
 
 class LrScheduler(Protocol):
@@ -38,8 +38,8 @@ class Scheduler:
         self.initial = initial
         self.schedule = schedule or Constant()
         self.iteration = 0
-        self._per_epoch = getattr(self.schedule, "per", "batch") == "epoch"
-        if hasattr(self.schedule, "check"):
+        self._per_epoch = isinstance(self.schedule, Rule) and self.schedule.per == "epoch"
+        if isinstance(self.schedule, Rule):
             self.schedule.check(initial)
 
     def step(self) -> float:
@@ -70,7 +70,7 @@ class Scheduler:
 
     def burn_state(self) -> Any:
         """Return the state that Burn's scheduler would save, or the iteration for a user's schedule."""
-        if hasattr(self.schedule, "burn_state"):
+        if isinstance(self.schedule, Rule):
             return self.schedule.burn_state(self.initial, self.iteration)
         return self.iteration
 

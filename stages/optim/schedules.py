@@ -58,6 +58,9 @@ class Rule(Config):
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the schedule does not support the learning rate *initial*."""
 
+    def burn_state(self, initial: float, steps: int) -> Any:
+        """Return the state that Burn saves after *steps* steps; by default None."""
+
 
 class Constant(Rule):
     """A constant rate."""
@@ -67,9 +70,6 @@ class Constant(Rule):
     def rate(self, initial: float, iteration: int) -> float:  # noqa: ARG002  required by the protocol
         """Return the initial rate."""
         return self.start(initial)
-
-    def burn_state(self, initial: float, steps: int) -> None:
-        """Return None: Burn saves nothing."""
 
 
 class Linear(Rule):

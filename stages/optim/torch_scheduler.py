@@ -59,7 +59,7 @@ class TorchScheduler:
     @property
     def direction(self) -> Direction:
         """The direction in which the monitored metric improves."""
-        return Direction.HIGHEST if getattr(self.scheduler, "mode", "min") == "max" else Direction.LOWEST
+        return Direction.HIGHEST if _mode_of(self.scheduler) == "max" else Direction.LOWEST
 
     @property
     def options(self) -> dict[str, Any]:
@@ -219,14 +219,19 @@ def as_scheduler(
     return lr
 
 
+def _mode_of(scheduler: LRScheduler) -> str | None:
+    """Return whether the monitored metric should be the ``min`` or the ``max``; None without one."""
+    return scheduler.mode if isinstance(scheduler, ReduceLROnPlateau) else None
+
+
 def _parse_monitor(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, str]:
     """Return the split and the metric that *monitor* names; raise `BuilderError` if they do not fit."""
-    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
-    if monitor is not None and not is_plateau:
+    mode = _mode_of(scheduler)
+    if monitor is not None and mode is None:
         raise BuilderError(
             f"a {type(scheduler).__name__} does not monitor a metric, but monitor is {monitor!r}. Remove it"
         )
-    if monitor is None and is_plateau and getattr(scheduler, "mode", "min") == "max":
+    if monitor is None and mode == "max":
         raise BuilderError(
             "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should decrease. "
             "Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or use mode='min'"

@@ -75,6 +75,10 @@ class BatchLimits(Config):
     valid: Count | None = None
     """null: all batches."""
 
+    def of(self, split: str) -> int | None:
+        """Return the maximum of *split*; None without one, as the test split has."""
+        return {"train": self.train, "valid": self.valid}.get(split)
+
     @model_validator(mode="before")
     @classmethod
     def _accept_number(cls, value: Any) -> Any:
@@ -347,12 +351,12 @@ class FitConfig(Config):
         builder = self._loader_builder(prepared.info)
         if self.overfit_batches is not None:
             return builder.limit_batches(self.overfit_batches).build(prepared.train)
-        builder.limit_batches(getattr(self.limit_batches, split, None))
+        builder.limit_batches(self.limit_batches.of(split))
         if split == "train":
             builder.shuffle(self.seed).augment(
                 [data.build_augmentation(augmentation) for augmentation in self.augment]
             )
-        return builder.build(getattr(prepared, split))
+        return builder.build(prepared.by_name()[split])
 
     def _loader_builder(self, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
         builder = (

@@ -1,6 +1,6 @@
 """The data source ``dataset``: the samples of datasets of PyTorch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
@@ -49,7 +49,7 @@ def _read(source: Any, name: str) -> Arrays:
     first = next(samples, None)
     if first is None:
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    count = len(source) if hasattr(source, "__len__") else None
+    count = len(source) if isinstance(source, Sized) else None
     columns = [_Values(array, count) for array in first]
     for index, sample in enumerate(samples, start=1):
         for values, array, part in zip(columns, sample, ("input", "target"), strict=True):
@@ -89,9 +89,9 @@ class _Values:
 def _iterate(source: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the input and the target of each sample of a map-style or iterable dataset."""
     samples: Iterable[Any]
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+    if isinstance(source, Sized) and hasattr(source, "__getitem__"):
         samples = (source[index] for index in range(len(source)))
-    elif hasattr(source, "__iter__"):
+    elif isinstance(source, Iterable):
         samples = source
     else:
         raise PluginError(
