@@ -19,7 +19,6 @@ from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
 from stages.data import config as sources
-from stages.data.augment import augmentation_config as augmentations
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
@@ -34,7 +33,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "optimizer": optimizers.BUILT_IN,
     "schedule": schedules.BUILT_IN,
     "batcher": sources.BATCHERS,
-    "augmentation": augmentations.AUGMENTATIONS,
+    "augmentation": sources.AUGMENTATIONS,
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
 }
@@ -170,7 +169,7 @@ def _try_out(part: str, use: Use) -> None:
         import_module("stages.metrics.registry").build_metric(use)
         return
     if part == "augmentation":
-        import_module("stages.data.augment.augmentation").build_augmentation(use)
+        import_module("stages.data.augmentation").build_augmentation(use)
         return
     if part == "optimizer":
         import_module("stages.optim").check_class(use)

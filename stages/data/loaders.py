@@ -11,7 +11,7 @@ import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.outputs import is_counted
-from stages.data.augment.augmentation import Augmentation, Augmenter, check_augmentation
+from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher, is_per_sample
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.device_loader import DeviceLoader, Transfer

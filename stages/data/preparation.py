@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from stages.contracts.errors import DataError
 from stages.data.config import NormalizationConfig
-from stages.data.datasets import TensorDataset
+from stages.data.datasets import ImageFileDataset, TensorDataset
 from stages.data.description import DEFAULT_NORMALIZATION, describe
-from stages.data.image_dataset import ImageFileDataset
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.columns import Column, Columns, split_columns
 from stages.data.splits import SPLIT_NAMES, Splits

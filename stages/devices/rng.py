@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.contracts.seeds import derive_seed
 from stages.devices.selection import is_accelerator
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,18 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def seed_host_generators(seed: int) -> None:
+    """Seed torch on the CPU, Python and NumPy with *seed*. Generators of devices are unchanged."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed CUDA
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_sample(seed: int, *path: int | str) -> None:
+    """Seed the same generators from *seed* and *path*, such as the epoch and the index of a sample."""
+    seed_host_generators(derive_seed(seed, *path))
 
 
 def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:

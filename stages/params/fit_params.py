@@ -29,8 +29,7 @@ from stages.contracts.fields import (
     describe_portable_conflict,
 )
 from stages.contracts.history import History, Split
-from stages.data.augment.augmentation_config import AugmentationConfig
-from stages.data.config import BatcherConfig
+from stages.data.config import AugmentationConfig, BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
 from stages.loggers.tracking import RunDescription

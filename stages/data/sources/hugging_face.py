@@ -9,8 +9,8 @@ import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.contracts.plugins import load_extra
-from stages.data.class_folders import SPLIT_FOLDERS
 from stages.data.image_files import ImageDecoder, ImageFormat, put
+from stages.data.sources.labels import SPLIT_FOLDERS
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
 

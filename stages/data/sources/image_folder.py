@@ -14,8 +14,6 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.class_folders import ListedFile, list_files
-from stages.data.csv_rows import describe_read_error, read_rows
 from stages.data.image_files import (
     ImageDecoder,
     ImageFiles,
@@ -24,6 +22,7 @@ from stages.data.image_files import (
     blocks_of,
     put,
 )
+from stages.data.sources.labels import ListedFile, describe_read_error, list_files, read_rows
 from stages.data.splits import Arrays, Splits
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.contracts.errors import DataError
 from stages.contracts.plugins import load_extra
-from stages.data.csv_rows import TO_UTF8, check_unique_names
+from stages.data.sources.labels import TO_UTF8, check_unique_names
 
 SUFFIXES = {
     ".csv": "csv",

@@ -10,8 +10,7 @@ import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.contracts.plugins import load_extra
-from stages.data.class_folders import list_files
-from stages.data.csv_rows import describe_read_error, read_rows
+from stages.data.sources.labels import describe_read_error, list_files, read_rows
 from stages.data.splits import Arrays
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -10,9 +10,8 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.random_state import seed_random_state
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
-from stages.devices.rng import preserve_random_state
+from stages.devices.rng import preserve_random_state, seed_sample
 
 SEED = 0
 """The seed of the generators while samples are read, for datasets that draw random numbers."""
@@ -29,7 +28,7 @@ def dataset(factory: Use) -> Arrays | Splits:
     name = factory.kind
     maker = plugins.find("dataset", name, {})
     with preserve_random_state():
-        seed_random_state(SEED, "dataset")
+        seed_sample(SEED, "dataset")
         created = plugins.build("dataset", name, maker, arguments_of(factory))
         if not isinstance(created, tuple | Mapping):
             return _read(created, name)
