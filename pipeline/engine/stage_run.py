@@ -22,8 +22,7 @@ from pipeline.user_errors import explain_user_errors
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.events import Interrupter, Renderer
 from stages.params.build_learner_params import BuildLearnerPaths
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_ranks import follow_main
+from stages.params.fit_context import FitContext, FitPaths, follow_main
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER
 

@@ -34,6 +34,10 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 MAX_UINT64 = 2**64 - 1
 
 
+Augmentation = BuiltIn | Callable[[Any], Any]
+"""A built-in kind, or a transform that is called with the input of each sample and returns another one."""
+
+
 class SampleDraws:
     """Uniform random numbers of *B* samples, drawn for all of them with one call.
 
@@ -197,10 +201,6 @@ def _factors(draws: SampleDraws, strength: float, dtype: Any) -> np.ndarray:
     """Return a factor for each image, (B, 1, 1, 1)."""
     factors: np.ndarray = draws.uniform(max(0.0, 1 - strength), 1 + strength).astype(dtype)
     return factors[:, None, None, None]
-
-
-Augmentation = BuiltIn | Callable[[Any], Any]
-"""A built-in kind, or a transform that is called with the input of each sample and returns another one."""
 
 
 class Augmenter:

@@ -43,6 +43,16 @@ BATCHERS = {
 }
 
 
+BatcherConfig = Annotated[Use, AfterValidator(name_validator("batcher", BATCHERS))]
+AUGMENTATIONS = {
+    "random_crop": "stages.data.config:RandomCrop",
+    "horizontal_flip": "stages.data.config:HorizontalFlip",
+    "vertical_flip": "stages.data.config:VerticalFlip",
+    "random_erasing": "stages.data.config:RandomErasing",
+    "color_jitter": "stages.data.config:ColorJitter",
+}
+
+
 class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels in scikit-learn (UCI, 1998)."""
 
@@ -231,17 +241,6 @@ Source = Annotated[
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     select_by_kind(BUILT_IN),
 ]
-
-BatcherConfig = Annotated[Use, AfterValidator(name_validator("batcher", BATCHERS))]
-
-
-AUGMENTATIONS = {
-    "random_crop": "stages.data.config:RandomCrop",
-    "horizontal_flip": "stages.data.config:HorizontalFlip",
-    "vertical_flip": "stages.data.config:VerticalFlip",
-    "random_erasing": "stages.data.config:RandomErasing",
-    "color_jitter": "stages.data.config:ColorJitter",
-}
 
 
 class RandomCrop(Config):

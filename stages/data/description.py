@@ -15,6 +15,10 @@ from stages.data.storage import DatasetInfo, Normalization
 DEFAULT_NORMALIZATION = NormalizationConfig()
 
 
+SUM_VALUES = 1 << 20
+"""The number of values added at a time: a multiple of 8192, NumPy's block size for conversions."""
+
+
 def describe(
     splits: Mapping[str, Columns], normalization: NormalizationConfig = DEFAULT_NORMALIZATION
 ) -> DatasetInfo:
@@ -71,10 +75,6 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
             "or save float targets for regression"
         )
     return {name: numbers.tolist() for name, numbers in counts.items()}
-
-
-SUM_VALUES = 1 << 20
-"""The number of values added at a time: a multiple of 8192, NumPy's block size for conversions."""
 
 
 def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normalization:

@@ -15,7 +15,7 @@ from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, NonFinite
-from stages.optim.loss_scaler import INITIAL_SCALE
+from stages.optim.mixed_precision import INITIAL_SCALE
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 

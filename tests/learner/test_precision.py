@@ -13,8 +13,7 @@ from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, DeviceGuard, Guard, NonFiniteError, Sgd
-from stages.optim.loss_scaler import INITIAL_SCALE, LossScaler
-from stages.optim.mixed_precision import MixedPrecision
+from stages.optim.mixed_precision import INITIAL_SCALE, LossScaler, MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 from stages.runs import FileCheckpointer

@@ -14,6 +14,11 @@ SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation
 """Names of folders that are splits, if there are no others beside them."""
 
 
+MAX_FIELD = 2**31 - 1
+"""The longest field in characters, which fits into a C long of every platform."""
+TO_UTF8 = "Convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
+
+
 @dataclass(frozen=True)
 class ListedFile:
     """A file that is listed: its path relative to the folder, and its labels."""
@@ -69,11 +74,6 @@ def _list_below(folder: Path, name: str, suffixes: Collection[str]) -> Iterator[
                 yield from _list_below(folder, below, suffixes)
             elif os.path.splitext(entry.name)[1].lower() in suffixes:  # noqa: PTH122  much faster
                 yield below
-
-
-MAX_FIELD = 2**31 - 1
-"""The longest field in characters, which fits into a C long of every platform."""
-TO_UTF8 = "Convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
 
 
 def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
