@@ -188,7 +188,7 @@ def _try_out(part: str, use: Use) -> None:
 
 def _device_mistake(name: str) -> str:
     try:
-        import_module("stages.devices.selection").find_device(name)
+        import_module("stages.devices.compute_settings").find_device(name)
     except StageError as error:
         return str(error)
     return ""

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contracts.errors import BuilderError
-from stages.data.checks import IGNORED_TARGET
 from stages.data.datasets import Samples
+from stages.data.raw_arrays import IGNORED_TARGET
 from stages.devices.rng import preserve_random_state, seed_sample
 
 MEASURED_ROWS = 4096

@@ -1,11 +1,11 @@
 from .compute_settings import ComputeSettings as ComputeSettings
 from .compute_settings import apply_compute_settings as apply_compute_settings
-from .portability import prepare_portable as prepare_portable
+from .compute_settings import find_device as find_device
+from .compute_settings import list_devices as list_devices
+from .compute_settings import prepare_portable as prepare_portable
 from .prefetcher import STREAM_DEVICES as STREAM_DEVICES
 from .prefetcher import StagingRing as StagingRing
 from .prefetcher import StreamCopier as StreamCopier
 from .prefetcher import copy_in_turn as copy_in_turn
 from .prefetcher import find_copier as find_copier
 from .prefetcher import prefetch as prefetch
-from .selection import find_device as find_device
-from .selection import list_devices as list_devices

@@ -12,7 +12,7 @@ import torch
 
 from stages.contracts.errors import StageError
 from stages.contracts.text import format_megabytes
-from stages.devices.selection import is_accelerator
+from stages.devices.compute_settings import is_accelerator
 
 EXHAUSTED = re.compile(r"_STATUS_\w*ALLOC|out of memory")
 FAILED = re.compile(r"(CUDA|cuDNN|Triton) [Ee]rror")

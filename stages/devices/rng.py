@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.seeds import derive_seed
-from stages.devices.selection import is_accelerator
+from stages.devices.compute_settings import is_accelerator
 
 log = logging.getLogger(__name__)
 

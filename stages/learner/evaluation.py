@@ -16,9 +16,8 @@ from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.printing import print_text
 from stages.devices.compilation import compile_in_place, unwrap_compiled
-from stages.devices.compute_settings import ComputeSettings, apply_compute_settings
+from stages.devices.compute_settings import ComputeSettings, apply_compute_settings, find_device
 from stages.devices.rng import seed_generators
-from stages.devices.selection import find_device
 from stages.learner.batches import Loader, iterate_on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name

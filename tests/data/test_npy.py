@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from stages import data
 from stages.contracts.errors import DataError
-from stages.data import mapped_arrays
+from stages.data import raw_arrays
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 MEASURE = """
@@ -40,7 +40,7 @@ def prepare(source, folder, **params):
 def test_splits_have_the_samples_of_those_of_an_archive_in_their_order_in_the_file(
     tmp_path, order, monkeypatch
 ):
-    monkeypatch.setattr(mapped_arrays, "SPAN_BYTES", 1000)
+    monkeypatch.setattr(raw_arrays, "SPAN_BYTES", 1000)
     inputs, targets = np.arange(4000.0).reshape(1000, 4), np.arange(1000) % 3
     np.savez(tmp_path / "data.npz", inputs=inputs, targets=targets)
     source = save(tmp_path, np.asarray(inputs, order=order), targets)
@@ -64,7 +64,7 @@ def test_memory_of_load_data_does_not_grow_with_the_files(tmp_path):
         command = [sys.executable, "-c", MEASURE, *arguments]
         peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout) << 10)
 
-    assert peaks[1] - peaks[0] <= 2 * mapped_arrays.SPAN_BYTES
+    assert peaks[1] - peaks[0] <= 2 * raw_arrays.SPAN_BYTES
 
 
 def test_mapped_arrays_can_be_used_without_the_pipeline(tmp_path):

@@ -10,8 +10,8 @@ from torch import nn
 
 from stages.contracts.errors import StageError
 from stages.devices import ComputeSettings, apply_compute_settings
+from stages.devices.compute_settings import list_devices
 from stages.devices.memory import report_device_errors
-from stages.devices.selection import list_devices
 from stages.learner import LearnerBuilder
 from stages.models import RegressionStep
 from stages.renderers import NoRenderer

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pipeline.project.params import Params
 from stages.contracts.errors import BuilderError
 from stages.devices import ComputeSettings, apply_compute_settings
-from stages.devices.portability import VARIABLES, find_obstacle
+from stages.devices.compute_settings import VARIABLES, find_obstacle
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import Mlp

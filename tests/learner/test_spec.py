@@ -5,7 +5,7 @@ import torch
 
 from stages.contracts.config import Use
 from stages.contracts.errors import StageError
-from stages.devices.selection import find_device
+from stages.devices.compute_settings import find_device
 from stages.learner import LearnerSpec
 from stages.models import ClassificationStep
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from stages.contracts.errors import DataError
-from stages.data.checks import check_type
-from stages.data.mapped_arrays import map_array
+from stages.data.raw_arrays import check_type, map_array
 from stages.records.limits import Limits
 
 CHUNK_BYTES = 1 << 20

@@ -7,8 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from stages.data.checks import check, input_type, row_blocks, target_type
-from stages.data.mapped_arrays import gather, is_mapped, release
+from stages.data.raw_arrays import check, gather, input_type, is_mapped, release, row_blocks, target_type
 from stages.data.sources.tables import TableRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples
 
@@ -79,7 +78,7 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
     """Return *arrays* as columns of the types in which they are stored; *where* names them in errors.
 
     Floats become float32, classes int64; other inputs keep their type, in native byte order. Raises
-    `DataError` as `stages.data.checks.check` does.
+    `DataError` as `stages.data.raw_arrays.check` does.
     """
     inputs, targets = check(arrays, where)
     return Columns(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.devices.portability import find_obstacle
+from stages.devices.compute_settings import find_obstacle
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=f"not portable: {find_obstacle()}")
 OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}

@@ -11,8 +11,8 @@ import torch
 
 from stages import data
 from stages.contracts.errors import DataError
-from stages.data.checks import BLOCK_BYTES, row_blocks
 from stages.data.config import Npz
+from stages.data.raw_arrays import BLOCK_BYTES, row_blocks
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
