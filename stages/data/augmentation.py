@@ -133,10 +133,9 @@ def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing
     lefts = draws.integers(images.shape[3] - widths + 1)
     erased = images.copy()
     for row in np.flatnonzero(is_erased):
-        first_row, first_column = tops[row], lefts[row]
-        erased[row, :, first_row : first_row + heights[row], first_column : first_column + widths[row]] = (
-            config.value
-        )
+        vertical = slice(tops[row], tops[row] + heights[row])
+        horizontal = slice(lefts[row], lefts[row] + widths[row])
+        erased[row, :, vertical, horizontal] = config.value
     return erased
 
 

@@ -122,9 +122,8 @@ class TorchMetric:
         self.metric = self.metric.clone()
         self._joins = _joins_of(self.metric)
         module: Any
-        for (
-            module
-        ) in self.metric.modules():  # the ranks add the values, so torchmetrics must not wait for them
+        for module in self.metric.modules():
+            # the ranks add the values, so torchmetrics must not wait for them
             module.distributed_available_fn = _is_never_distributed
         self.metric.compute_with_cache = False
 

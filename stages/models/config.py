@@ -1,10 +1,10 @@
 """Configuration of models. The arguments that depend on the data (shape, classes) come from build-learner."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag
+from pydantic import AfterValidator, Tag
 
-from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import Decay, Units
 from stages.contracts.plugins import name_validator
 
@@ -44,15 +44,10 @@ class MlpRegressorConfig(Config):
     dropout: Decay = 0.0
 
 
-def _tag(value: Any) -> str:
-    kind = kind_of(value)
-    return kind if kind in BUILT_IN else "use"
-
-
 ModelConfig = Annotated[
     Annotated[CnnConfig, Tag("cnn")]
     | Annotated[MlpConfig, Tag("mlp")]
     | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
     | Annotated[Use, AfterValidator(name_validator("model", BUILT_IN)), Tag("use")],
-    Discriminator(_tag),
+    select_by_kind(BUILT_IN),
 ]

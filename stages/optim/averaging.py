@@ -82,9 +82,8 @@ class WeightAverage:
         if saved is None or saved["kind"] != self.config.kind or not saved["count"]:
             return
         current, state = self._entries(), saved["state"]
-        if {name: tensor.shape for name, tensor in current.items()} != {
-            name: e.shape for name, e in state.items()
-        }:
+        shapes = {name: tensor.shape for name, tensor in current.items()}
+        if shapes != {name: tensor.shape for name, tensor in state.items()}:
             raise CheckpointError(
                 "the average in the checkpoint has other tensors than the model. Build the learner with the "
                 "model that it was saved from"

@@ -77,9 +77,8 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
             return kind(groups, **_options(config), fused=_can_be_fused(parameters))
         case Sgd():
-            is_sharded = any(
-                hasattr(parameter, "device_mesh") for parameter in parameters
-            )  # torch cannot fuse those
+            # torch cannot fuse shards
+            is_sharded = any(hasattr(parameter, "device_mesh") for parameter in parameters)
             fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
             return torch.optim.SGD(groups, **_options(config), fused=fused)
         case RmsProp():
