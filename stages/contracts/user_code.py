@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +85,11 @@ def summary(error: BaseException) -> str:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception as failure:  # noqa: BLE001  the user's own __str__
         text = f"<str() of it failed with {type(failure).__name__}>"
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
+    name = (
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     if isinstance(error, BaseExceptionGroup):
         text = "\n".join([text, *map(summary, error.exceptions)])
     return f"{name}: {_limit_lines(text)}" if text else name
@@ -130,14 +133,13 @@ def _frames(error: BaseException) -> list[Frame]:
 
 
 def _all_frames(error: BaseException) -> list[Frame]:
-    frames = [_frame(frame, line) for frame, line in walk_tb(error.__traceback__)]
+    frames = [
+        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in walk_tb(error.__traceback__)
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(Frame(error.filename, error.lineno or 0, "", (error.text or "").strip()))
     return frames + _worker_frames(_worker_text(error))
-
-
-def _frame(frame: FrameType, line: int) -> Frame:
-    return Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
 def _worker_text(error: BaseException) -> str:
@@ -185,10 +187,6 @@ def _last_message(block: str) -> str:
 
 def _is_shipped_model(path: str) -> bool:
     return path.startswith(SHIPPED_MODELS) and not path.endswith(MODEL_MACHINERY)
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _format_frames(frames: list[Frame]) -> Iterable[str]:

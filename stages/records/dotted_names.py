@@ -125,15 +125,10 @@ def _convert_lists(node: Tree, branches: set[int]) -> Tree:
         return node
     for key in node:
         node[key] = _convert_lists(node[key], branches)
-    return _to_list(node) if _is_list(node) else node
-
-
-def _is_list(node: dict[str, Tree]) -> bool:
-    return bool(node) and "0" in node and all(str(index) in node for index in range(len(node)))
-
-
-def _to_list(node: dict[str, Tree]) -> list[Tree]:
-    return [node[str(index)] for index in range(len(node))]
+    if "0" not in node:
+        return node
+    indices = [str(index) for index in range(len(node))]
+    return [node[index] for index in indices] if node.keys() == set(indices) else node
 
 
 _BASE32 = re.compile(r"[0-9a-vA-V]*")

@@ -119,13 +119,9 @@ def _build_dict(pairs: Any = ()) -> dict[_Key, Any]:
     return {_check_key(key): value for key, value in pairs}
 
 
-def _describe_size(sizes: Any = ()) -> tuple[Any, ...]:
-    return tuple(sizes)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _build_dict,
-    "torch.Size": _describe_size,
+    "torch.Size": tuple,
     "torch._utils._rebuild_parameter": _describe_parameter,
     "torch._utils._rebuild_parameter_with_state": _describe_parameter,
     "torch._utils._rebuild_tensor": _describe_tensor,

@@ -61,7 +61,7 @@ class Continuation:
             store.restart()
         else:
             self._check_logs()
-        if self._can_resume():
+        if self._list_saved() and (store.path / self._marker).exists():
             copy_file(self._initial / self._marker, store.path / self._marker)
         else:
             self._start_over()
@@ -94,9 +94,6 @@ class Continuation:
             store.path, LogLedger(store.path).read(max(self._list_saved(), default=0))
         ):
             self.repair(problems)
-
-    def _can_resume(self) -> bool:
-        return bool(self._list_saved()) and (self._store.path / self._marker).exists()
 
     def _start_over(self) -> None:
         """Empty the store and copy the initial learner to it, its marker last."""

@@ -202,17 +202,12 @@ def _decoder_layer(module: Any) -> Tree:
 
 
 def _encoder(module: Any) -> Tree:
-    """Return the layout of an `nn.TransformerEncoder`.
+    """Return the layout of an `nn.TransformerEncoder` or an `nn.TransformerDecoder`.
 
     Its final norm, which Burn's lacks, is an extra field.
     """
     sizes = ("d_model", "d_ff", "n_heads", "n_layers", "dropout", "norm_first", "quiet_softmax")
     return {"layers": [f"layers.{place}" for place in range(len(module.layers))], **dict.fromkeys(sizes)}
-
-
-def _decoder(module: Any) -> Tree:
-    """Return the layout of an `nn.TransformerDecoder`; its final norm is an extra field."""
-    return _encoder(module)
 
 
 def _feed_forward() -> Tree:
@@ -254,5 +249,5 @@ LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
     (nn.TransformerEncoderLayer, _encoder_layer),
     (nn.TransformerEncoder, _encoder),
     (nn.TransformerDecoderLayer, _decoder_layer),
-    (nn.TransformerDecoder, _decoder),
+    (nn.TransformerDecoder, _encoder),
 )
