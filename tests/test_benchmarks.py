@@ -83,6 +83,7 @@ def test_check_fails_if_a_file_differs_or_is_missing(gpu_checks, tmp_path):
             gpu_checks.compare(expected, tmp_path)
 
 
+@pytest.mark.long  # the test before
 def test_failed_check_sets_the_exit_code():
     finished = run("--device", "no device", "--quick", "--only", "repeat-mlp")
 

@@ -199,7 +199,8 @@ class Augmented(torch.utils.data.Dataset):
         return torch.full((4,), index / 30) + 0.1 * torch.randn(4), index % 3
 
 
-@pytest.mark.parametrize("persistent", [True, long(False)])
+@pytest.mark.long  # the stop within validation above has workers and an augmentation
+@pytest.mark.parametrize("persistent", [True, False])
 def test_random_augmentation_in_workers_of_a_torch_loader_resumes_exactly(persistent, tmp_path, caplog):
     def fit(directory, stop_after=None):
         torch.manual_seed(3)

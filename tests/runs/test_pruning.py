@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from long_tests import long
 
 from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
 from stages.system.file_lock import hold_lock
@@ -83,14 +84,15 @@ def test_directory_without_stores_is_not_changed(root):
     assert {path.name for path in root.iterdir()} == {"notes", "lock", "other.lock"}
 
 
+@pytest.mark.parametrize("every", [long(1), 3])
 def test_prune_killed_at_any_operation_leaves_intact_stores_and_is_finished_by_the_next(
-    root, tmp_path, killed_before
+    every, root, tmp_path, killed_before
 ):
     keys = [make(root, number) for number in range(3)]
     shutil.copytree(root, tmp_path / "before")
     counts = set()
 
-    for number in range(1000):
+    for number in range(0, 1000 * every, every):
         shutil.rmtree(root)
         shutil.copytree(tmp_path / "before", root)
         killed = killed_before(number, lambda: prune(root, 1))

@@ -12,6 +12,7 @@ import time
 import traceback
 
 import pytest
+from long_tests import long
 
 from stages.contracts.errors import RunInUseError, StageError
 from stages.runs import State, open_store, run_key, state_of
@@ -201,7 +202,10 @@ def test_child_process_that_exits_does_not_release_the_store_of_its_parent(root,
         assert other.stdout.strip() == "running"
 
 
-def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(root, tmp_path, killed_before):
+@pytest.mark.parametrize("every", [long(1), 3])
+def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(
+    every, root, tmp_path, killed_before
+):
     with open_store(root, ENTRIES) as store:
         for number in range(3):
             (store.path / f"step-{number}").mkdir()
@@ -210,7 +214,7 @@ def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(roo
     whole = _files(store.path)
     seen = set()
 
-    for number in range(1000):
+    for number in range(0, 1000 * every, every):
         shutil.rmtree(root)
         shutil.copytree(tmp_path / "before", root)
         killed = killed_before(number, lambda: _restart(root))
@@ -225,8 +229,9 @@ def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(roo
     assert seen == {"empty", "whole"}
 
 
-def test_store_opens_after_a_kill_at_any_operation_of_its_first_use(root, killed_before):
-    for number in range(1000):
+@pytest.mark.parametrize("every", [long(1), 3])
+def test_store_opens_after_a_kill_at_any_operation_of_its_first_use(every, root, killed_before):
+    for number in range(0, 1000 * every, every):
         killed = killed_before(number, lambda: _use(root))
         with open_store(root, ENTRIES) as store:
             assert store.finished in (None, {"epoch": 1}, {"epoch": 2})

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from forked_commands import run_in_pipe
+from long_tests import long
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from pipeline.doctor.diagnostics import Level
@@ -68,7 +69,7 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("command", ["doctor --timeout 1", "doctor --timeout 1 --json"])
+@pytest.mark.parametrize("command", ["doctor --timeout 1", long("doctor --timeout 1 --json")])
 def test_commands_print_no_password(folder, command):
     ended = run_in_pipe(folder, *command.split(), PREFECT_API_URL=API)
 

@@ -25,7 +25,7 @@ def with_experiments(home, tmp_path_factory):
 def run_experiments(folder, home):
     """Make a finished project in *folder*, with three experiments."""
     project = finished_template(home).copied_to(folder)
-    changes = ("fit.batch_size=64", "fit.num_epochs=3", "fit.seed=7")
+    changes = ("fit.batch_size=64", "fit.num_epochs=3", "save_model.recorder=compact")
     for name, change in zip(NAMES[1:], changes, strict=True):
         project.dvc("exp", "run", "-q", "-n", name, "-S", change).ok()
         project.ok("git", "checkout", "-q", ".")
@@ -59,8 +59,8 @@ def test_every_format_lists_the_workspace_and_all_experiments(with_experiments):
     table = list(csv.DictReader(with_experiments.call("compare", "--csv").out.splitlines()))
 
     assert [run["name"] for run in found["runs"]] == NAMES
-    assert found["differing"] == ["fit.num_epochs", "fit.batch_size", "fit.seed"]
-    assert text.splitlines()[0].split()[:4] == ["run", "num_epochs", "batch_size", "fit.seed"]
+    assert found["differing"] == ["fit.num_epochs", "fit.batch_size", "save_model.recorder"]
+    assert text.splitlines()[0].split()[:4] == ["run", "num_epochs", "batch_size", "recorder"]
     assert [line.split()[0] for line in text.splitlines()[1:5]] == NAMES
     assert [line.split(" | ")[0] for line in markdown.splitlines()[2:6]][:3] == [
         "| workspace",

@@ -171,6 +171,7 @@ def test_ranks_start_on_a_port_that_this_process_used_before():
     assert Path("pid-1").exists()
 
 
+@pytest.mark.long  # test_several_devices.py trains on two ranks
 def test_ranks_are_connected():
     run(
         GLOO,
