@@ -21,7 +21,6 @@ def main() -> None:
     import os
 
     from pipeline.project.collision import ROOT, find_hidden_stages
-    from pipeline.user_folder import use_private_site_cache
 
     if collision := find_hidden_stages():
         _exit(str(collision), USAGE_ERROR)
@@ -31,6 +30,8 @@ def main() -> None:
     del sys.path[0]
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
+    from pipeline.project.paths import use_private_site_cache
+
     use_private_site_cache()
     from pipeline.cli import main as run_command_line
 

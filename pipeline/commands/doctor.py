@@ -86,7 +86,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     if list(_check_names()):
         return {"names": _check_names}
     try:
-        from pipeline.doctor import checkout, dependencies, environment, stale_files, state_folder
+        from pipeline.doctor import checkout, dependencies, environment, stale_files
         from pipeline.project.revisions.dvc_checks import apply_checks
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
@@ -101,7 +101,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         "untracked": dependencies.check_untracked_files,
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
-        "state": state_folder.check_state_folder,
+        "state": environment.check_state_folder,
         "journal": stale_files.check_params_journal,
         "experiments": stale_files.check_experiments,
         "runs": stale_files.check_run_stores,

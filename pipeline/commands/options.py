@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.user_errors import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
+from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"

@@ -12,7 +12,7 @@ from dvc_render.vega import VegaRenderer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline import plot_images
+from pipeline.comparison import plot_images
 from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.project.revisions.files import read_runs

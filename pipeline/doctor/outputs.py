@@ -12,8 +12,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.git import list_tracked_files
-from pipeline.project.revisions.cache_content import OBJECTS, is_damaged, list_files, object_path
-from pipeline.project.revisions.dvc_checks import check_places
+from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
 from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below

@@ -13,11 +13,17 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
-from pipeline.engine.lockfile_repair import LOCKFILE, has_intact_backup, repair_lockfiles, try_dvc_lock
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
-from pipeline.project.lockfile import check_lockfile, is_truncated
+from pipeline.project.lockfile import (
+    LOCKFILE,
+    check_lockfile,
+    has_intact_backup,
+    is_truncated,
+    repair_lockfiles,
+    try_dvc_lock,
+)
 from pipeline.project.paths import runs_root
-from pipeline.project.revisions.cache_content import find_damaged_files
+from pipeline.project.revisions.dvc_checks import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs

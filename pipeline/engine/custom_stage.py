@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.edit_guard import check_unchanged
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import read_paths, runs_root
-from pipeline.project.snapshot import Snapshot, interpolate, read_variables, take_snapshot
+from pipeline.project.snapshot import Snapshot, check_unchanged, interpolate, read_variables, take_snapshot
 from pipeline.project.yaml_files import read_definition
 from stages import runs
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs

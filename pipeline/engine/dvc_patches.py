@@ -20,12 +20,13 @@ from dvc.output import Output
 from dvc.stage import Stage
 
 from pipeline.engine.signals import DeferredSignals
-from pipeline.project.revisions.cache_content import (
+from pipeline.project.revisions.dvc_checks import (
+    CHECKS,
+    apply_checks,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
 )
-from pipeline.project.revisions.dvc_checks import CHECKS, apply_checks
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from signal import SIGTERM
 
-from pipeline.engine.lockfile_repair import RWLOCK
-from pipeline.engine.parent_death import request_parent_death_signal
+from pipeline.engine.signals import request_parent_death_signal
+from pipeline.project.lockfile import RWLOCK
 from pipeline.project.paths import find_above
 from stages.system.processes import ancestors
 

@@ -21,7 +21,7 @@ from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
 from pipeline.project.git import find_head, git_error, run_git, try_git
-from pipeline.user_folder import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.runs.layout import RUNS_FOLDER
 from stages.system.file_lock import hold_lock

@@ -21,9 +21,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from pipeline.engine.rank_exits import RankExit
-from pipeline.engine.rank_process import report_of
-from pipeline.error_reports import read_report
+from pipeline.engine.error_reports import read_report
+from pipeline.engine.rank_process import RankExit, report_of
 from stages.system.worker_signals import block_signals
 
 LOOPBACK = "127.0.0.1"

@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.engine.rank_exits import build_failure, build_interruption, find_failure, find_stop
-from pipeline.engine.rank_process import log_of
+from pipeline.engine.rank_process import build_failure, build_interruption, find_failure, find_stop, log_of
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.interrupter import Interrupter
 from stages.system.processes import module_command

@@ -19,13 +19,12 @@ from voluptuous import Invalid
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command
-from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile, repair_lockfiles
+from pipeline.engine.error_reports import VERBOSE_VARIABLE
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.project.lockfile import check_lockfile
-from pipeline.project.revisions.cache_content import remove_damaged_output
+from pipeline.project.lockfile import LOCKFILE, back_up_lockfile, check_lockfile, repair_lockfiles
+from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.versions import VERSIONS, version_of
-from pipeline.user_errors import VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
 

@@ -1,13 +1,21 @@
-"""The run of one stage in this process, with the params and paths of the project in the current folder."""
+"""The run of one stage in this process, with the params and paths of the project in the current folder.
+
+A checkpoint of another run, from which build-learner starts, is copied to a temporary folder.
+"""
 
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from pipeline.engine.cache_links import link_into_cache, local_objects
-from pipeline.engine.edit_guard import check_loaded, check_unchanged
+from pipeline.engine.error_reports import explain_user_errors
 from pipeline.engine.fit_launch import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
@@ -15,18 +23,21 @@ from pipeline.project.check import check_params, find_data_files, read_spec
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
-from pipeline.project.revisions.checkpoint_source import open_checkpoint
-from pipeline.project.snapshot import take_snapshot
+from pipeline.project.snapshot import check_loaded, check_unchanged, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
-from pipeline.user_errors import explain_user_errors
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
+from stages.contracts.errors import ParamsError
 from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
-from stages.params.build_learner_params import BuildLearnerPaths
+from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConfig
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_ranks import follow_main
 from stages.params.save_model_params import SaveModelPaths
+
+PREFIX = ".resume-"
+STALE_SECONDS = 24 * 3600
+"""Age of a folder of a killed process after which it is removed."""
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
@@ -138,3 +149,50 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     with explain_user_errors(name):
         body(params, paths)
     check_unchanged(before)
+
+
+@contextmanager
+def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path]) -> Iterator[Path | None]:
+    """Yield the folder of *checkpoint*, which is valid in the block; None if *checkpoint* is None.
+
+    The checkpoint of a revision is copied from DVC's cache, or its remote, to a folder next to the run
+    stores. Raises `ParamsError` for a path among the pipeline's own outputs, and `CheckpointError` if the
+    checkpoint is missing.
+    """
+    if checkpoint is None:
+        yield None
+    elif checkpoint.path is not None:
+        _check_outside(Path(checkpoint.path), paths)
+        yield Path(checkpoint.path)
+    else:
+        with _folder(runs_root()) as folder:
+            revisions = import_module(
+                "pipeline.project.revisions.revision"
+            )  # imports DVC, which few runs need here
+            revisions.Revision(checkpoint.rev).fetch(checkpoint.epoch, folder)
+            yield folder
+
+
+def _check_outside(path: Path, paths: dict[str, Path]) -> None:
+    for output in paths.values():
+        if Path(os.path.abspath(path)).is_relative_to(Path(os.path.abspath(output))):  # noqa: PTH100  no link followed
+            raise ParamsError(
+                f"build_learner.checkpoint.path is {path}, an output of this pipeline, which DVC removes "
+                "before the next run. Run `learner resume HEAD --epoch N` to resume a committed run, or copy "
+                "the checkpoint to another folder"
+            )
+
+
+@contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """Yield a temporary folder below *root*, and remove stale ones of killed processes."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    folder = Path(mkdtemp(prefix=PREFIX, dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

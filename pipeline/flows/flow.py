@@ -41,7 +41,7 @@ from pipeline.flows.server_outage import (
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.project.check import check_stages
-from pipeline.project.delivered_files import check_delivered_files
+from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
 from pipeline.project.params_edit import override_params
 from pipeline.project.revisions.revision import Results, read_results

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from pipeline.project import versions
 from pipeline.project.collision import find_collision
 from pipeline.project.git import run_git, try_git
-from pipeline.user_folder import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
 from stages.system.processes import module_command

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pipeline.user_folder import make_user_folder
+from pipeline.project.paths import make_user_folder
 from stages.contracts.errors import StageError
 from stages.system.file_lock import try_lock
 

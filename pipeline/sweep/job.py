@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.error_reports import find_error, read_lines
 from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
-from pipeline.error_reports import find_error, read_lines
 from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_devices, count_needed, visible_devices
 from pipeline.sweep.plan import is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest

@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.comparison.runs import select_metrics
-from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
-from pipeline.project.lockfile import check_lockfile
-from pipeline.project.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.lockfile import LOCKFILE, check_lockfile, repair_lockfiles
+from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from pipeline.project.yaml_files import read_definition, read_mapping
-from pipeline.sweep.executors import Executor
+from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
-from pipeline.sweep.live_table import show_live_table
 from pipeline.sweep.plan import PARAMS, PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
 from pipeline.sweep.progress import SweepProgress
-from pipeline.sweep.results import collect_points, result_table
-from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.search import Search
 from pipeline.sweep.stopping import (
     RULES,
@@ -33,6 +29,7 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
+from pipeline.sweep.tables import collect_points, result_table, show_live_table
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.project.git import commit_time, read_objects
 from pipeline.project.lockfile import parse_lockfile
 from pipeline.project.paths import parse_paths
-from pipeline.project.revisions.cache_content import DIRECTORY_SUFFIX
+from pipeline.project.revisions.dvc_checks import DIRECTORY_SUFFIX
 from pipeline.project.revisions.names import (
     experiments_on_head,
     find_collisions,

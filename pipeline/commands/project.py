@@ -1,9 +1,108 @@
-"""The command ``learner status``."""
+"""The commands about a project: ``learner init``, ``check``, ``versions`` and ``status``."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from stages.contracts.printing import print_line
+import typer
+
+from pipeline.commands.options import flag
+from pipeline.commands.run import print_warning
+from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_line, print_text
+
+
+def check(
+    *,
+    no_import: Annotated[
+        bool, flag("--no-import", "Import no module of the project, and do not check the parts in it.")
+    ] = False,
+) -> None:
+    """Check params.yaml, the parts and data it names, and the deps in dvc.yaml.
+
+    Parts of the project that params.yaml names are imported, which runs the code of their modules.
+
+    Exit with code 1 if dvc.yaml lacks a dependency, and with code 2 if params.yaml is not valid.
+
+    Example: learner check --no-import
+    """
+    from pipeline.project.check import (
+        PARAMS,
+        find_late_mistakes,
+        find_missing_data,
+        find_missing_deps,
+        find_plugin_mistakes,
+        list_imported_parts,
+    )
+    from pipeline.project.params import build_params_error, read_params
+    from pipeline.project.versions import find_stale_versions
+    from pipeline.project.yaml_files import read_definition, read_yaml
+
+    params = read_params()
+    mistakes = [
+        *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
+        *find_missing_data(params),
+    ]
+    if not no_import:
+        if parts := list_imported_parts(params):
+            print_warning(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
+        mistakes += find_plugin_mistakes(params)
+    missing = [*find_missing_deps(params), *find_stale_versions()]
+    for line in missing:
+        print_text(line)
+    if mistakes:
+        raise build_params_error(PARAMS, mistakes)
+    if missing:
+        raise typer.Exit(1)
+    print_text("params.yaml is valid")
+
+
+def versions() -> None:
+    """Write the versions of the installed stages to versions.yaml.
+
+    DVC reads that file in a project that `learner init` created. Run this after an upgrade of
+    learner-pipeline; `dvc repro` then runs the stages whose version changed.
+
+    Example: learner versions
+    """
+    from pipeline.project.versions import update_versions
+
+    for line in update_versions() or ["versions.yaml is up to date"]:
+        print_text(line)
+
+
+def init(
+    directory: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="Folder of the project, created if missing; `.` for this one.",
+            show_default="print the templates",
+        ),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Model and data to begin with; `learner init` prints the names.",
+            show_default="minimal",
+        ),
+    ] = None,
+) -> None:
+    """Create a project for your own model and data, and commit it.
+
+    Existing files are never overwritten. Without DIR, the command prints the templates.
+
+    Example: learner init my-project --template digits
+    """
+    from pipeline.scaffold.new_project import DEFAULT_TEMPLATE, describe_templates, make_project
+
+    if directory is None and template is not None:
+        raise ParamsError(f"no folder. Run: learner init DIR --template {template}")
+    if directory is not None and not directory.strip():
+        raise ParamsError(f"{directory!r} names no folder. Name one, or pass . for this folder")
+    lines = make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
+    for line in lines:
+        print_text(line)
 
 
 def status() -> None:
