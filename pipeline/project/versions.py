@@ -28,7 +28,7 @@ VERSIONS = {
 PATH = Path("versions.yaml")
 HEAD = "# Which stages of learner-pipeline are installed. `learner versions` writes it; DVC reads it.\n"
 PREFIX = f"{PATH}: "
-CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
+CODE = {"models": "models/**/*.py", "sources": "data/sources/**/*.py"}
 """Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
 
 
