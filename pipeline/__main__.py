@@ -48,7 +48,7 @@ def describe_platform(platform: str) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    printable = (each if each.isprintable() or each == "\n" else "�" for each in message)
+    printable = (character if character.isprintable() or character == "\n" else "�" for character in message)
     sys.stderr.write(f"error: {''.join(printable)}\n")
     sys.exit(code)
 

@@ -72,12 +72,12 @@ def doctor(
             print_line(f"fixed: {message}", sys.stderr if as_json else None)
     diagnostics = drop_duplicates(by_check)
     if as_json:
-        print_text(json.dumps([_to_json(each) for each in diagnostics], indent=2))
+        print_text(json.dumps([_to_json(diagnostic) for diagnostic in diagnostics], indent=2))
     else:
-        width = max(len(each.subject) for each in diagnostics)
-        for each in diagnostics:
-            _print(each, width)
-    if any(each.level is Level.PROBLEM for each in diagnostics):
+        width = max(len(diagnostic.subject) for diagnostic in diagnostics)
+        for diagnostic in diagnostics:
+            _print(diagnostic, width)
+    if any(diagnostic.level is Level.PROBLEM for diagnostic in diagnostics):
         raise typer.Exit(1)
 
 
@@ -134,7 +134,7 @@ def _fix_all(
     from pipeline.doctor.diagnostics import run_checks
 
     messages = []
-    for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
+    for name in [*["git"] * MAX_GIT_FIXES, *(check for check in by_check if check != "git")]:
         if fixed := _apply_fixes(by_check[name]):
             messages += fixed
             seconds = DEEP_TIMEOUT_SECONDS if name in DEEP_CHECKS else timeout + RESERVE_SECONDS
@@ -145,10 +145,10 @@ def _fix_all(
 def _apply_fixes(diagnostics: "list[Diagnostic]") -> list[str]:
     """Apply the fixes of *diagnostics*, and return the messages of those that have one."""
     fixed = []
-    for each in diagnostics:
-        if each.fix:
-            each.fix()
-            fixed.append(each.message)
+    for diagnostic in diagnostics:
+        if diagnostic.fix:
+            diagnostic.fix()
+            fixed.append(diagnostic.message)
     return fixed
 
 

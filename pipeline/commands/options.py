@@ -72,7 +72,7 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         failed = Path(str(error.filename)) if error.filename else None  # None if a file that is open fails
-        target = next((each for each in targets if failed and _is_written_for(failed, each)), None)
+        target = next((path for path in targets if failed and _is_written_for(failed, path)), None)
         if target is None or error.errno in (ENOSPC, EDQUOT):
             raise
         raise ParamsError(f"{target} cannot be written: {error.strerror}. Name another file") from error

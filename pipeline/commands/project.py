@@ -143,10 +143,10 @@ def status_lines() -> list[str]:
         ) from error
     stages = list(definition.get("stages") or {})
     names = [
-        *(each for each in stages if each not in VERSIONS),
-        *(each for each in VERSIONS if each in stages),
+        *(name for name in stages if name not in VERSIONS),
+        *(name for name in VERSIONS if name in stages),
     ]
-    kinds = ["own program" if is_custom(each, definition) else f"version {VERSIONS[each]}" for each in names]
+    kinds = ["own program" if is_custom(name, definition) else f"version {VERSIONS[name]}" for name in names]
     width = max(map(len, names))
     lines = [
         f"{name:<{width}}  {kind}  {_describe_changes(changed.get(name))}"
@@ -180,14 +180,14 @@ def _read_files() -> dict[str, Any]:
 def _describe_changes(entries: list[Any] | None) -> str:
     if not entries:
         return "up to date"
-    found = []
+    changes = []
     for entry in entries:
         if not isinstance(entry, dict):
-            found.append(str(entry))
+            changes.append(str(entry))
             continue
         for kind, names in entry.items():
-            found += [f"{kind.removeprefix('changed ')} {_describe_names(names)}"]
-    return "changed: " + "; ".join(found)
+            changes += [f"{kind.removeprefix('changed ')} {_describe_names(names)}"]
+    return "changed: " + "; ".join(changes)
 
 
 def _describe_names(names: Any) -> str:
@@ -202,9 +202,9 @@ def _describe_names(names: Any) -> str:
 def _describe_checkpoints(directory: Path) -> str:
     from stages.checkpoints.file_names import list_epochs
 
-    found = list_epochs(directory)
+    epochs = list_epochs(directory)
     return (
-        f"checkpoints of epoch {', '.join(map(str, found))}"
-        if found
+        f"checkpoints of epoch {', '.join(map(str, epochs))}"
+        if epochs
         else f"no checkpoint in {directory} until fit has finished"
     )

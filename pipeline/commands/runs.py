@@ -54,15 +54,15 @@ def list_runs(*, as_json: AsJson = False) -> None:
 
     Example: learner runs list --json
     """
-    found = all_runs(runs_root())
+    runs = all_runs(runs_root())
     if as_json:
-        print_text(json.dumps([_summary(run) for run in found], indent=2))
+        print_text(json.dumps([_summary(run) for run in runs], indent=2))
         return
-    if not found:
+    if not runs:
         print_line(f"no run in {runs_root()}")
         return
     header = ("key", "state", "epochs", "last seen at", "time", "size", "age")
-    rows = [header, *(_row(run) for run in found)]
+    rows = [header, *(_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print_line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -115,8 +115,8 @@ def prune(
     removed = prune_finished(root, keep)
     if unfinished:
         removed += prune_unfinished(root)
-    for each in removed:
-        print_line(f"removed {each}")
+    for key in removed:
+        print_line(f"removed {key}")
     if not removed:
         print_line("nothing to remove")
 
@@ -146,16 +146,16 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
         return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None
     manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
-    found = find_damage(run.path, manifest)
-    count = f"{len(manifest) - len(found)} files with a recorded hash"
-    return [*_verify_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
+    damage = find_damage(run.path, manifest)
+    count = f"{len(manifest) - len(damage)} files with a recorded hash"
+    return [*_verify_checkpoints(run), *damage.items(), *([(count, None)] if manifest else [])]
 
 
 def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint, except for those that a running run has removed."""
     from stages.checkpoints.verification import verify_checkpoint
 
-    found: list[tuple[str, str | None]] = []
+    verdicts: list[tuple[str, str | None]] = []
     folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)
     trainers = ((folder / trainer_name(epoch), epoch) for folder in folders for epoch in list_epochs(folder))
     for trainer, epoch in sorted(trainers):
@@ -165,8 +165,8 @@ def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
         except (RecordError, OSError) as error:
             problem = str(error)
         if problem is None or trainer.exists() or run.state is not State.RUNNING:
-            found.append((name, problem))
-    return found or [("no checkpoint yet", None)]
+            verdicts.append((name, problem))
+    return verdicts or [("no checkpoint yet", None)]
 
 
 def _read_current_entries() -> tuple[Mapping[str, Any] | None, str]:
@@ -194,14 +194,14 @@ def _find_run(key: str | None) -> Run:
     Raises `ParamsError` if there is no such run, or more than one.
     """
     root = runs_root()
-    found = all_runs(root)
-    if not found:
+    runs = all_runs(root)
+    if not runs:
         raise ParamsError(f"there is no run in {root}. Run `dvc repro` to start one")
     if key is None:
-        return found[0]
-    matches = [run for run in found if run.key.startswith(key)]
+        return runs[0]
+    matches = [run for run in runs if run.key.startswith(key)]
     if not matches:
-        keys = ", ".join(run.key for run in found)
+        keys = ", ".join(run.key for run in runs)
         raise ParamsError(f"no run in {root} has a key that begins with {key!r}. Use one of {keys}")
     if len(matches) > 1:
         keys = ", ".join(run.key for run in matches)

@@ -63,7 +63,7 @@ def evaluate_model(
     records.load_into(model, records.read_item(model_path), source=str(model_path))
     loader = params.fit.build_test_loader(_dataset(paths["data"], source), info)
     builder = learner.EvaluatorBuilder(paths["artifacts"])
-    builder.metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
+    builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
     evaluator = params.fit.configure_evaluator(builder).build(model)
     return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
@@ -72,10 +72,10 @@ def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets
     from stages import data
 
     if source in SPLITS:
-        found = data.read_info(directory / "dataset.json").counts
-        if source not in found:
+        counts = data.read_info(directory / "dataset.json").counts
+        if source not in counts:
             raise ParamsError(
-                f"--source {source}: the data has no {source} split. Use one of {', '.join(found)}, or set "
+                f"--source {source}: the data has no {source} split. Use one of {', '.join(counts)}, or set "
                 f"load_data.{source}_fraction"
             )
         return data.read_split(directory, source, data.read_info(directory / "dataset.json").index)

@@ -91,7 +91,7 @@ def _fill_template(content: PageContent, *, attributes: str, policy: str) -> str
     }
     text = (parts / "page.html").read_text("utf-8")
     before, *rest = text.split("{")  # one pass, so that inserted contents are not searched again
-    pieces = (each.partition("}") for each in rest)
+    pieces = (piece.partition("}") for piece in rest)
     return before + "".join(contents[name] + after for name, _, after in pieces)
 
 
@@ -127,8 +127,8 @@ def build_table_data(comparison: Comparison, view: ViewOptions) -> Tree:
     runs = sort_runs(comparison, view)
     listed = columns(comparison, view)
     keys = {column.key for column in listed}
-    rest = [each for name in comparison.metrics for each in metric_columns(comparison, name)]
-    others = [each for each in rest if each.key not in keys and each.role in ("last", "best")]
+    rest = [column for name in comparison.metrics for column in metric_columns(comparison, name)]
+    others = [column for column in rest if column.key not in keys and column.role in ("last", "best")]
     return {
         "summary": _summary(comparison),
         "baseline": comparison.baseline.name,
@@ -155,19 +155,19 @@ def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
 
     Extremes are the first and the last epoch, and those with the lowest, the highest and the best value.
     """
-    kept = set(thin_steps(sorted(set().union(*(each.series for each in curves))), MAX_EPOCHS))
-    for each in curves:
-        finite = {epoch: value for epoch, value in each.series.items() if math.isfinite(value)}
+    epochs = set(thin_steps(sorted(set().union(*(curve.series for curve in curves))), MAX_EPOCHS))
+    for curve in curves:
+        finite = {epoch: value for epoch, value in curve.series.items() if math.isfinite(value)}
         if finite:
-            kept |= {
+            epochs |= {
                 min(finite),
                 max(finite),
                 min(finite, key=finite.__getitem__),
                 max(finite, key=finite.__getitem__),
             }
-        if each.best_epoch is not None:
-            kept.add(each.best_epoch)
-    return sorted(kept)
+        if curve.best_epoch is not None:
+            epochs.add(curve.best_epoch)
+    return sorted(epochs)
 
 
 class _StepColumns:
@@ -205,7 +205,7 @@ def _params(runs: Sequence[RunSummary]) -> dict[str, list[str | None]]:
 def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSummary]) -> Tree:
     """Return the values of a column; a delta has none, because the reader chooses the baseline."""
     values = [column.value(run) for run in runs]
-    found = {
+    entry = {
         "title": column.title,
         "key": column.key,
         "role": column.role,
@@ -214,8 +214,8 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
         "numeric": column.numeric,
     }
     if column.role == "delta":
-        return found
-    return found | {
+        return entry
+    return entry | {
         "scale": _scale(values),
         "shown": [ABSENT if value is None else column.text(value) for value in values],
         "order": [_sort_value(value) for value in values],
@@ -224,14 +224,16 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
 
 def _direction(comparison: Comparison, metric: str | None) -> str | None:
     curves = (run.metrics.get(metric or "") for run in comparison.runs)
-    better = next((each.better for each in curves if each is not None), None)
+    better = next((curve.better for curve in curves if curve is not None), None)
     return None if better is None else better.value
 
 
 def _scale(values: Iterable[Any]) -> str:
     """Return ``number`` if all present values are numbers, otherwise ``category``."""
     numbers = (
-        isinstance(each, int | float) and not isinstance(each, bool) for each in values if each is not None
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in values
+        if value is not None
     )
     return "number" if all(numbers) else "category"
 
@@ -258,13 +260,13 @@ def _confusion_data(data: Sequence[PlotData]) -> Tree | None:
 
     The numbers of a cell are its count and, for a part of a matrix, the samples of its actual class.
     """
-    if not any(each.confusion for each in data):
+    if not any(plots.confusion for plots in data):
         return None
     classes: dict[tuple[Cell, ...], int] = {}
     runs = []
-    for each in data:
-        index = classes.setdefault(tuple(cell[:2] for cell in each.confusion), len(classes))
-        numbers = [cell[2:] for cell in each.confusion]
+    for plots in data:
+        index = classes.setdefault(tuple(cell[:2] for cell in plots.confusion), len(classes))
+        numbers = [cell[2:] for cell in plots.confusion]
         runs.append({"classes": index, "numbers": numbers} if numbers else None)
     return {"spec": empty_confusion_spec(), "runs": runs, "classes": list(classes)}
 
@@ -276,10 +278,10 @@ def _epoch_curves(
     for index, run in enumerate(runs):
         curves = [run.metrics[name] for name in metrics if name in run.metrics]
         epochs = select_epochs(curves)
-        for each in curves:
-            values = [each.series.get(epoch, math.nan) for epoch in epochs]
-            curve = {"run": index, "split": each.split, "x": steps.index(epochs), "y": _pack(values)}
-            charts.setdefault(each.metric, []).append(curve)
+        for metric_curve in curves:
+            values = [metric_curve.series.get(epoch, math.nan) for epoch in epochs]
+            curve = {"run": index, "split": metric_curve.split, "x": steps.index(epochs), "y": _pack(values)}
+            charts.setdefault(metric_curve.metric, []).append(curve)
     return charts
 
 
@@ -303,11 +305,11 @@ def _charts(curves: dict[str, list[Tree]], x: str) -> list[Tree]:
         {
             "title": title,
             "x": x,
-            "spec": empty_curves_spec({each["split"] for each in found}, x=x, title=title, color_of={}),
-            "curves": found,
+            "spec": empty_curves_spec({curve["split"] for curve in drawn}, x=x, title=title, color_of={}),
+            "curves": drawn,
         }
-        for title, found in sorted(curves.items())
-        if any(each["y"] for each in found)
+        for title, drawn in sorted(curves.items())
+        if any(curve["y"] for curve in drawn)
     ]
 
 

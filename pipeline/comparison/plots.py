@@ -85,7 +85,9 @@ def _epochs(comparison: Comparison, names: Sequence[str]) -> Curves:
 
 def _batches(data: Mapping[str, PlotData], names: Sequence[str]) -> Curves:
     return {
-        name: {run: each.iterations[name] for run, each in data.items() if name in each.iterations}
+        name: {
+            run: plot_data.iterations[name] for run, plot_data in data.items() if name in plot_data.iterations
+        }
         for name in names
     }
 

@@ -44,13 +44,13 @@ class TableColumn:
 
 def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
-    found = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
+    chosen = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
     names = short_names([key for run in comparison.runs for key in run.params])
-    found += [_param_column(key, names[key]) for key in comparison.differing]
+    chosen += [_param_column(key, names[key]) for key in comparison.differing]
     for name in select_metrics(comparison, view.metrics):
-        found += metric_columns(comparison, name)
+        chosen += metric_columns(comparison, name)
     return [
-        *found,
+        *chosen,
         TableColumn("epochs", "epochs", lambda run: run.epochs, str),
         TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
         TableColumn(
@@ -116,18 +116,21 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
-    found = {
+    content = {
         "first": comparison.runs[0].name if runs else None,
         "baseline": comparison.baseline.name if runs else None,
         "differing": list(comparison.differing),
         "runs": runs,
     }
-    return _escape_unprintable(to_json(found)) + "\n"
+    return _escape_unprintable(to_json(content)) + "\n"
 
 
 def _escape_unprintable(text: str) -> str:
     """Return the JSON *text* with an escape for each character in its strings that is not printable."""
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
 
 
 def format_value(value: Any) -> str:
@@ -168,16 +171,16 @@ def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
         return run.metrics.get(name)
 
     def best(run: RunSummary) -> float | None:
-        found = of(run)
-        return None if found is None else found.best
+        curve = of(run)
+        return None if curve is None else curve.best
 
     def epoch(run: RunSummary) -> int | None:
-        found = of(run)
-        return None if found is None else found.best_epoch
+        curve = of(run)
+        return None if curve is None else curve.best_epoch
 
     def last(run: RunSummary) -> float | None:
-        found = of(run)
-        return None if found is None else found.last
+        curve = of(run)
+        return None if curve is None else curve.last
 
     def delta(run: RunSummary) -> float | None:
         return comparison.delta(run, name)
@@ -237,9 +240,9 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
 def _json_value(value: Any) -> Any:
     """Return *value* with text in place of what JSON does not have, such as a date in YAML."""
     if isinstance(value, Mapping):
-        return {str(key): _json_value(each) for key, each in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(each) for each in value]
+        return [_json_value(item) for item in value]
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

@@ -67,10 +67,10 @@ def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
     stages = list((read_definition().get("stages") or {}).values())
     deps, outputs = (
-        {Path(each) for stage in stages for each in _literal_paths(stage.get(key))}
+        {Path(path) for stage in stages for path in _literal_paths(stage.get(key))}
         for key in ("deps", "outs")
     )
-    used = {dep for dep in deps if not any(dep.is_relative_to(each) for each in outputs)}
+    used = {dep for dep in deps if not any(dep.is_relative_to(output) for output in outputs)}
     for section in (params.load_data, params.build_learner, params.fit):
         used |= {*find_modules(section, Path()), *find_data_files(section)}
     return {path for path in used if not path.is_absolute()}
@@ -90,7 +90,7 @@ def _is_inside(path: Path) -> bool:
 
 def _is_tracked(path: Path) -> bool:
     """Return whether git tracks *path*, or DVC does with a ``.dvc`` file for it or for a parent folder."""
-    pointers = (Path(f"{each}.dvc") for each in (path, *path.parents) if each != Path())
+    pointers = (Path(f"{tracked}.dvc") for tracked in (path, *path.parents) if tracked != Path())
     return bool(_list_with_git("ls-files", "--", str(path))) or any(map(Path.exists, pointers))
 
 

@@ -117,14 +117,14 @@ def check_disk() -> Iterator[Diagnostic]:
     yield check_free_space(free, size, read_params().fit.keep.most)
 
 
-def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
-    """Check that *free* bytes suffice for *kept* checkpoints of *size* bytes each.
+def check_free_space(free: int, size: int, count: int) -> Diagnostic:
+    """Check that *free* bytes suffice for *count* checkpoints of *size* bytes each.
 
     A run needs space for one more; its results need space in the artifact directory and in DVC's cache.
     """
-    training, published = size * (kept + 1), 2 * size * kept
+    training, published = size * (count + 1), 2 * size * count
     message = (
-        f"{format_megabytes(free)} free; a checkpoint takes {format_megabytes(size)}: training with {kept} "
+        f"{format_megabytes(free)} free; a checkpoint takes {format_megabytes(size)}: training with {count} "
         f"and one more takes {format_megabytes(training)}, and the results in artifacts and DVC's cache "
         f"{format_megabytes(published)} more"
     )
@@ -252,8 +252,8 @@ def print_remote_state(name: str) -> None:
         filled = files.exists(repo.cloud.get_remote_odb(name).path)
         nearest = path
         while nearest and not filled and not files.exists(nearest):
-            above = files.parent(nearest)
-            nearest = "" if above == nearest else above
+            parent = files.parent(nearest)
+            nearest = "" if parent == nearest else parent
     sys.stdout.write(json.dumps({"path": path, "filled": filled, "nearest": nearest}) + "\n")
 
 
@@ -275,9 +275,9 @@ def check_state_folder() -> Iterator[Diagnostic]:
 
 def _read_variable() -> str | None:
     name = f"{SITE_CACHE_VARIABLE}=".encode()
-    for each in START_ENVIRONMENT.read_bytes().split(b"\0"):
-        if each.startswith(name):
-            return os.fsdecode(each.removeprefix(name))
+    for variable in START_ENVIRONMENT.read_bytes().split(b"\0"):
+        if variable.startswith(name):
+            return os.fsdecode(variable.removeprefix(name))
     return None
 
 

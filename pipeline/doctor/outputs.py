@@ -84,7 +84,7 @@ def _list_files(repo: Repo) -> Iterator[tuple[Path, str]]:
         path, md5 = Path(os.path.normpath(output.fs_path)), str(output.hash_info.value)
         files = list_files(cache, md5)
         if files:
-            yield from ((path / name, each) for name, each in files.items())
+            yield from ((path / name, file_md5) for name, file_md5 in files.items())
         else:
             yield path, md5
 

@@ -47,16 +47,16 @@ def check_locks() -> Iterator[Diagnostic]:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    found = [each for name in RWLOCKS for each in _check_rwlock(temporary / name)]
+    diagnostics = [diagnostic for name in RWLOCKS for diagnostic in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
         message = f"{LOCKFILE} is truncated, as by a kill or a full disk, and every DVC command fails"
-        found.append(problem("locks", message, _describe_repair(), repair_lockfiles))
+        diagnostics.append(problem("locks", message, _describe_repair(), repair_lockfiles))
     else:
         check_lockfile(LOCKFILE)
     if PROJECT_LOCK.exists() and is_locked(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
-        found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
-    yield from found or [ok("locks", "no lock is held")]
+        diagnostics.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
+    yield from diagnostics or [ok("locks", "no lock is held")]
 
 
 def check_params_journal() -> Iterator[Diagnostic]:
@@ -109,7 +109,7 @@ def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
 def _read_owners(path: Path) -> dict[int, str] | None:
     """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
     try:
-        return {int(each["pid"]): str(each["cmd"]) for each in _entries(json.loads(path.read_text()))}
+        return {int(entry["pid"]): str(entry["cmd"]) for entry in _entries(json.loads(path.read_text()))}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -138,13 +138,15 @@ def remove_ended_processes(path: Path) -> None:
     with _try_lock(path) as acquired:
         if not acquired or not (owners := _read_owners(path)):
             return
-        ended = {pid for pid, each in owners.items() if not is_alive(pid) or _is_reused(pid, each, path)}
+        ended = {
+            pid for pid, command in owners.items() if not is_alive(pid) or _is_reused(pid, command, path)
+        }
         content = json.loads(path.read_text())
-        write = {name: each for name, each in content.get("write", {}).items() if each["pid"] not in ended}
+        write = {name: entry for name, entry in content.get("write", {}).items() if entry["pid"] not in ended}
         read = {
             name: remaining
             for name, several in content.get("read", {}).items()
-            if (remaining := [each for each in several if each["pid"] not in ended])
+            if (remaining := [entry for entry in several if entry["pid"] not in ended])
         }
         write_text(path, json.dumps({"write": write, "read": read}))
 
@@ -170,10 +172,10 @@ def check_experiments() -> Iterator[Diagnostic]:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    found = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
-    if all(each.level is Level.OK for each in found):
-        found.append(ok("experiments", "no killed experiment is shown as running"))
-    yield from found
+    diagnostics = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
+    if all(diagnostic.level is Level.OK for diagnostic in diagnostics):
+        diagnostics.append(ok("experiments", "no killed experiment is shown as running"))
+    yield from diagnostics
 
 
 def _check_standalone(root: Path) -> Iterator[Diagnostic]:
@@ -208,11 +210,11 @@ def _check_queue(root: Path) -> Iterator[Diagnostic]:
 def _pids_of_copy(folder: Path) -> set[int]:
     """Return the processes that the locks of the project copy *folder* name."""
     path = folder / ".dvc/tmp/rwlock"
-    found = set(_read_owners(path) or {})
+    pids = set(_read_owners(path) or {})
     for lock in (path.with_name("rwlock.lock"), path.with_name("lock")):
         with suppress(OSError, ValueError, IndexError):
-            found.add(int(lock.read_text().split()[0]))
-    return found
+            pids.add(int(lock.read_text().split()[0]))
+    return pids
 
 
 def _is_in_use(folder: Path) -> bool:
@@ -234,18 +236,18 @@ def _remove_experiment(root: Path, entry: Path, folder: Path) -> None:
 
 def check_run_stores() -> Iterator[Diagnostic]:
     """List the run stores, none of which is stale: the same command resumes an interrupted run."""
-    found = all_runs(runs_root())
-    for run in found:
+    stores = all_runs(runs_root())
+    for run in stores:
         if run.is_stalled:
             message = f"{run.key}: pid {run.owner and run.owner.pid} has made no progress for a minute"
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
-    resumable = [run.key for run in found if run.state in (State.INTERRUPTED, State.DEAD)]
+    resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.DEAD)]
     more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
-    yield ok("runs", f"{_count_states(found)}{more}")
+    yield ok("runs", f"{_count_states(stores)}{more}")
 
 
-def _count_states(found: Iterable[Run]) -> str:
-    states = [run.state.value for run in found]
+def _count_states(stores: Iterable[Run]) -> str:
+    states = [run.state.value for run in stores]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return ", ".join(counts) or "no run store"
 
@@ -254,7 +256,7 @@ def check_cache() -> Iterator[Diagnostic]:
     """Read every file in DVC's cache, and yield a problem for each that does not have its hash."""
     try:
         with Repo() as repo:
-            roots = dict.fromkeys(Path(each).resolve() for each in _cache_folders(repo))
+            roots = dict.fromkeys(Path(folder).resolve() for folder in _cache_folders(repo))
     except DvcException:
         return
     damaged = [path for root in roots for path in find_damaged_files(root)]

@@ -70,7 +70,7 @@ def _read_outputs(name: str) -> list[Path]:
     definition = read_definition()
     stage = (definition.get("stages") or {}).get(name) or {}
     listed = interpolate(stage.get("outs") or [], read_variables(definition))
-    outputs = [Path(next(iter(each)) if isinstance(each, Mapping) else each) for each in listed]
+    outputs = [Path(next(iter(output)) if isinstance(output, Mapping) else output) for output in listed]
     if not outputs:
         raise ParamsError(f"dvc.yaml has no stage {name!r} with outs. Add it")
     if len({path.name for path in outputs}) < len(outputs):

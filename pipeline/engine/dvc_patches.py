@@ -115,7 +115,9 @@ class StageCall:
 
     def replaces(self, stage: Any) -> bool:
         """Return whether the function runs in place of the command of *stage*."""
-        return self.commands is None or stage.cmd in [each.format(name=stage.name) for each in self.commands]
+        return self.commands is None or stage.cmd in [
+            command.format(name=stage.name) for command in self.commands
+        ]
 
 
 _call: ContextVar[StageCall | None] = ContextVar("call", default=None)

@@ -81,8 +81,8 @@ def is_user_error(error: BaseException) -> bool:
     if not user_frames(error):
         return False
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    own = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
-    deeper = frames[own[-1] + 1 :] if own else []
+    user_places = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
+    deeper = frames[user_places[-1] + 1 :] if user_places else []
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in deeper}
     return names.isdisjoint(INTERRUPTING_PACKAGES) and (
         isinstance(error, Exception | SystemExit) or not deeper
@@ -187,6 +187,6 @@ def find_error(lines: list[str]) -> str:
     """Return the message that `report_error` printed among *lines*, or an empty string."""
     for place, line in enumerate(lines):
         if line.startswith(ERROR_PREFIX):
-            more = [each for each in lines[place + 1 : place + 6] if each.startswith("  ")]
+            more = [following for following in lines[place + 1 : place + 6] if following.startswith("  ")]
             return "\n".join([line.removeprefix(ERROR_PREFIX), *more])
     return ""

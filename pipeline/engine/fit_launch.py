@@ -62,8 +62,8 @@ def launch_fit(
 
 def _list_shown(config: FitConfig) -> dict[str, Shown]:
     """Return the display options of the metrics of *config*, by name."""
-    built = [metrics.build_metric(each) for each in config.metrics]
-    return {each.name: Shown(each.unit, getattr(each, "decimals", 2)) for each in built}
+    built = [metrics.build_metric(use) for use in config.metrics]
+    return {metric.name: Shown(metric.unit, getattr(metric, "decimals", 2)) for metric in built}
 
 
 @contextmanager

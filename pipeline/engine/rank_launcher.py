@@ -140,7 +140,7 @@ def _copy_text(log: Path, output: TextIO | None) -> Iterator[None]:
 def _without_logs_of_torch() -> Iterator[None]:
     """Keep the log records of the agent, about signals and exit codes, from the handlers of this process."""
     loggers = [logging.getLogger(name) for name in AGENT_LOGGERS]
-    before = [each.propagate for each in loggers]
+    before = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(_SILENT)  # without any handler, Python would print warnings
         logger.propagate = False

@@ -74,8 +74,8 @@ def _exit_with(parent: int) -> None:
 def _write_to(log: Path, *descriptors: int) -> None:
     """Let the *descriptors* write to *log*, and standard input read nothing."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    for each in descriptors:
-        os.dup2(output, each)
+    for descriptor in descriptors:
+        os.dup2(output, descriptor)
     os.close(output)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -127,10 +127,10 @@ def find_failure(exits: Collection[RankExit]) -> RankExit | None:
     first one, even if another one reported its error sooner than the exit was seen. If all that report an
     error have lost a connection, it is that to a rank that exited with code 0 or did not respond.
     """
-    failed = [each for each in exits if each.has_failed]
-    causes = [each for each in failed if not each.is_consequence]
-    lost = [each for each in failed if each.is_lost]
-    silent = [each for each in exits if each.code == 0 or each.was_ended] if lost else []
+    failed = [exited for exited in exits if exited.has_failed]
+    causes = [exited for exited in failed if not exited.is_consequence]
+    lost = [exited for exited in failed if exited.is_lost]
+    silent = [exited for exited in exits if exited.code == 0 or exited.was_ended] if lost else []
     return min(causes or silent or lost, key=_order, default=None)
 
 
@@ -139,11 +139,11 @@ def find_stop(exits: Sequence[RankExit]) -> RankExit | None:
 
     A rank that stopped because another one received a signal has the code of SIGINT.
     """
-    stopped = [each for each in exits if each.code != 0]
-    codes = sorted(each.code for each in stopped if each.code in STOPPED)
-    known = [code for code in codes if code != 128 + SIGINT] or codes
-    first = min(stopped, key=lambda each: each.rank, default=None)
-    return first and replace(first, code=known[0] if known else first.code)
+    stopped = [exited for exited in exits if exited.code != 0]
+    codes = sorted(exited.code for exited in stopped if exited.code in STOPPED)
+    direct = [code for code in codes if code != 128 + SIGINT] or codes
+    first = min(stopped, key=lambda exited: exited.rank, default=None)
+    return first and replace(first, code=direct[0] if direct else first.code)
 
 
 def build_failure(failed: RankExit, device: str, folder: Path) -> StageError:
@@ -175,8 +175,8 @@ def _describe(failed: RankExit) -> str:
         return "exited with code 0 while the other ranks needed it"
     if code > 0:
         return f"exited with code {code}"
-    known = -code in set(Signals)
-    return f"was killed by {Signals(-code).name if known else f'signal {-code}'}"
+    is_signal = -code in set(Signals)
+    return f"was killed by {Signals(-code).name if is_signal else f'signal {-code}'}"
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def select_stages(targets: Sequence[str], *, downstream: bool = False) -> list[s
         with Repo() as repo:
             graph = repo.index.graph  # an edge leads from a stage to a dependency of it
             neighbors = graph.predecessors if downstream else graph.successors
-            selected = [each for each in graph if getattr(each, "name", None) in targets]
-            for each in selected:
-                selected += [other for other in neighbors(each) if other not in selected]
-            names = {getattr(each, "name", None) for each in selected}
+            selected = [stage for stage in graph if getattr(stage, "name", None) in targets]
+            for stage in selected:
+                selected += [other for other in neighbors(stage) if other not in selected]
+            names = {getattr(stage, "name", None) for stage in selected}
     except DvcException as error:
         raise StageFailedError(str(error)) from error
     return [name for name in VERSIONS if name in names]

@@ -54,26 +54,28 @@ def _load_data(params: Params, paths: dict[str, Path]) -> None:
 
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
-    own = build_stage_paths(BuildLearnerPaths, paths)
+    stage_paths = build_stage_paths(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
-        build_learner.build_learner(params.build_learner, own, directory, portable=params.fit.portable)
+        build_learner.build_learner(
+            params.build_learner, stage_paths, directory, portable=params.fit.portable
+        )
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
-    own = build_stage_paths(FitPaths, paths, runs=runs_root())
+    stage_paths = build_stage_paths(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
     with defer_signals(interrupter):
         if needs_launch(params.fit):
-            launch_fit(params.fit, own, _code(own), interrupter, renderer=renderer)
+            launch_fit(params.fit, stage_paths, _code(stage_paths), interrupter, renderer=renderer)
             return
-        read_spec(own.learner, params)  # it may come from a remote, and building it runs what it names
+        read_spec(stage_paths.learner, params)  # it may come from a remote, and building runs what it names
         group = params.fit.join_ranks()
         if group.size > 1:
             interrupter.should_stop()  # from now on a signal only sets the flag: the ranks stop together
             accept_termination()
         context = FitContext(
-            _code(own) if group.is_main else {},
-            find_output_md5(own.metrics),
+            _code(stage_paths) if group.is_main else {},
+            find_output_md5(stage_paths.metrics),
             renderer,
             interrupter,
             group,
@@ -81,9 +83,9 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
             tags=_tags() if params.fit.loggers else {},
         )
         if not group.is_main:
-            follow_main(params.fit, own, context)
+            follow_main(params.fit, stage_paths, context)
             return
-        store = fit.fit(params.fit, own, context)
+        store = fit.fit(params.fit, stage_paths, context)
         if objects := local_objects(Path(".dvc")):
             link_into_cache(store / CHECKPOINT_FOLDER, objects)
 
@@ -106,21 +108,21 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
     return read_code_hashes(snapshot.params) | {
         path.as_posix(): state.digest
         for path, state in sorted(snapshot.files.items())
-        if not any(path.is_relative_to(each) for each in inputs)
+        if not any(path.is_relative_to(folder) for folder in inputs)
     }
 
 
 def read_key_entries() -> dict[str, Any]:
     """Return the entries from which the key of a run would be computed now."""
-    own = build_stage_paths(FitPaths, read_paths(), runs=runs_root())
-    return fit.key_entries(read_params().fit, own, _code(own))
+    stage_paths = build_stage_paths(FitPaths, read_paths(), runs=runs_root())
+    return fit.key_entries(read_params().fit, stage_paths, _code(stage_paths))
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    own = build_stage_paths(SaveModelPaths, paths)
-    if own.learner is not None and own.learner.exists():
-        read_spec(own.learner, params)
-    save_model.save_model(params.save_model, own)
+    stage_paths = build_stage_paths(SaveModelPaths, paths)
+    if stage_paths.learner is not None and stage_paths.learner.exists():
+        read_spec(stage_paths.learner, params)
+    save_model.save_model(params.save_model, stage_paths)
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {
@@ -187,10 +189,10 @@ def _check_outside(path: Path, paths: dict[str, Path]) -> None:
 def _folder(root: Path) -> Iterator[Path]:
     """Yield a temporary folder below *root*, and remove stale ones of killed processes."""
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{PREFIX}*"):
+    for stale in root.glob(f"{PREFIX}*"):
         with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - stale.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(stale, ignore_errors=True)
     folder = Path(mkdtemp(prefix=PREFIX, dir=root))
     try:
         yield folder

@@ -46,7 +46,7 @@ def _leave_search_path() -> None:
     the folder of this package, from which this module was imported.
     """
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != str(Path.cwd()))
+    os.environ["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder != str(Path.cwd()))
 
 
 if RUN_VARIABLE in os.environ:

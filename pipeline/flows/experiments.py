@@ -66,7 +66,7 @@ def run_experiment(
         elif line:
             logger.info("%s", line)
 
-    sets = [part for each in experiment.overrides for part in ("--set-param", each)]
+    sets = [part for override in experiment.overrides for part in ("--set-param", override)]
     command = ["exp", "run", "--temp", "--name", experiment.name, *sets, *experiment.targets]
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)

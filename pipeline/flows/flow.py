@@ -70,7 +70,7 @@ def _name_run() -> str:
     context = FlowRunContext.get()
     overrides = (context.parameters or {}).get("overrides") if context else None
     if overrides:
-        return ", ".join(_shorten(each) for each in overrides)[:MAX_NAME]
+        return ", ".join(_shorten(override) for override in overrides)[:MAX_NAME]
     with suppress(StageError):
         params = read_params()
         built = params.build_learner
@@ -248,10 +248,10 @@ def _workspace(request: _Request) -> Iterator[_Workspace]:
         yield _Workspace(command_line.report, read_results)
         return
     logger = get_run_logger()
-    left = seconds_left(request.deadline)
+    remaining = seconds_left(request.deadline)
     wait_seconds = read_seconds(WAIT_VARIABLE, WAIT_SECONDS)
     start_watchdog(os.getpid())
-    with project_lock(timeout_seconds=wait_seconds if left is None else min(wait_seconds, left)):
+    with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
         with edit_params(override_params(request.overrides)) if request.overrides else nullcontext():
             yield _Workspace(lambda name, outcome: logger.info("%s: %s", name, outcome), read_results)
@@ -269,7 +269,7 @@ def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
 
 
 def _run_experiment(request: _Request, name: str) -> Results | None:
-    options = [each for each in ("downstream", "force") if getattr(request, each)]
+    options = [option for option in ("downstream", "force") if getattr(request, option)]
     targets = [*request.targets, *(f"--{option}" for option in options)]
     run = Experiment(name, request.overrides, targets)
     run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)

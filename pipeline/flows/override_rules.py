@@ -28,16 +28,16 @@ def check_overrides(overrides: Sequence[str]) -> None:
     `ALLOW_CODE`, any valid override may be set.
     """
     is_restricted = not os.environ.get(ALLOW_CODE)
-    interpolated = [each for each in overrides if "${" in each]
+    interpolated = [override for override in overrides if "${" in override]
     if is_restricted and interpolated:  # also of environment variables, which an error would show
         raise _build_error(f"use the interpolation {interpolated[0]!r}")
     edited = parse_yaml(override_params(overrides), PARAMS)
     if not is_restricted or not overrides:
         return
     before = set(_list_texts(read_yaml(PARAMS)))
-    known = {text for _, text in _list_texts(_read_committed())}
+    committed = {text for _, text in _list_texts(_read_committed())}
     for key, text in _list_texts(edited):
-        if (key, text) not in before and text not in known and _is_reference(key, text):
+        if (key, text) not in before and text not in committed and _is_reference(key, text):
             raise _build_error(f"set {key} to {text!r}, which the committed {PARAMS} does not have")
 
 
@@ -56,11 +56,11 @@ def _read_committed() -> Any:
 def _list_texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield each text in *value*, at any depth, with its dotted key; elements of a list have its key."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _list_texts(each, f"{key}.{name}" if key else str(name))
+        for name, item in value.items():
+            yield from _list_texts(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
-        for each in value:
-            yield from _list_texts(each, key)
+        for item in value:
+            yield from _list_texts(item, key)
     elif isinstance(value, str):
         yield key, value
 

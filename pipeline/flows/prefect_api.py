@@ -127,11 +127,11 @@ def probe() -> str | None:
 
     A refused login or certificate counts as a response, because Prefect has its own settings for both.
     """
-    found: list[str | None] = []
-    thread = threading.Thread(target=lambda: found.append(_probe()), daemon=True)
+    problems: list[str | None] = []
+    thread = threading.Thread(target=lambda: problems.append(_probe()), daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)  # the lookup of a name has no time limit of its own
-    return found[0] if found else f"no response within {PROBE_SECONDS:g} s"
+    return problems[0] if problems else f"no response within {PROBE_SECONDS:g} s"
 
 
 def needs_login(timeout_seconds: float) -> bool:

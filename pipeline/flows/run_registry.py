@@ -99,10 +99,10 @@ def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
     of_deployment = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
     with short_timeout_client() as client:
-        found = client.read_flow_runs(
+        flow_runs = client.read_flow_runs(
             flow_run_filter=FlowRunFilter(state=state), deployment_filter=of_deployment
         )
-    return {each.id: each.state_id for each in found}
+    return {flow_run.id: flow_run.state_id for flow_run in flow_runs}
 
 
 def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:

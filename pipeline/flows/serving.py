@@ -59,7 +59,7 @@ class Plan:
         try:
             CronSchedule(cron=self.cron, timezone=self.timezone)
         except ValidationError as error:
-            reason = "; ".join(each["msg"] for each in error.errors())
+            reason = "; ".join(detail["msg"] for detail in error.errors())
             raise ParamsError(f"--cron {self.cron!r} --timezone {self.timezone}: {reason}") from error
         return Cron(self.cron, timezone=self.timezone)
 

@@ -81,7 +81,7 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
             lines = None if prints_lines else LogRenderer(logger)
             shown = ProgressRenderer.of_this_run(logger)
-            renderer = Renderers([each for each in (lines, shown, renderer) if each])
+            renderer = Renderers([candidate for candidate in (lines, shown, renderer) if candidate])
         run_stage(name, renderer)
 
 

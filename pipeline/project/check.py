@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.project.params import Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths, read_paths
-from pipeline.project.snapshot import interpolate, read_variables
+from pipeline.project.snapshot import ABSENT, interpolate, look_up, read_variables
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml
 from stages import learner
@@ -89,11 +89,11 @@ def find_late_mistakes(
 
     *content* is that of params.yaml, from which *params* were read, and *definition* that of dvc.yaml.
     """
-    missing = [each for each in _list_tracked_keys(definition) if not _has(content, each[1])]
     lines = [
         f"{key}: the key is missing, and the stage {stage} in dvc.yaml tracks it. Add "
         + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
-        for stage, key in missing
+        for stage, key in _list_tracked_keys(definition)
+        if look_up(content, key) is ABSENT
     ]
     model = parse_paths(definition, "dvc.yaml").get("model")
     try:
@@ -119,8 +119,10 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
     missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
     values = read_variables(definition)
     for kind, names in {"deps": ("learner", "data"), "outs": ("test",)}.items():
-        entries = {_plain(each) for each in interpolate(stage.get(kind) or [], values)}
-        lacking = [f"'${{paths.{each}}}'" for each in names if str(paths.get(each)) not in entries]
+        entries = {_plain(entry) for entry in interpolate(stage.get(kind) or [], values)}
+        lacking = [
+            f"'${{paths.{path_name}}}'" for path_name in names if str(paths.get(path_name)) not in entries
+        ]
         if lacking:
             missing.append(f"{' and '.join(lacking)} to the {kind} of save-model")
     line = "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
@@ -129,17 +131,17 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
 
 def check_stages(definition: Mapping[str, Any]) -> None:
     """Raise `ParamsError` if *definition*, that of dvc.yaml, lacks one of the five stages or replaces it."""
-    commands = {name: each.get("cmd") for name, each in (definition.get("stages") or {}).items()}
+    commands = {name: stage.get("cmd") for name, stage in (definition.get("stages") or {}).items()}
     lacking = [name for name in VERSIONS if name not in commands]
     replaced = [name for name in VERSIONS if name in commands and is_custom(name, definition)]
-    found = [
+    problems = [
         *([f"no stage {', '.join(lacking)}"] if lacking else []),
         *(f"a program of its own in the stage {name}, {commands[name]!r}" for name in replaced),
     ]
-    if found:
+    if problems:
         raise ParamsError(
-            f"dvc.yaml has {' and '.join(found)}, and this command runs the five stages of learner-pipeline "
-            "only. Run `dvc repro` or `dvc exp run`"
+            f"dvc.yaml has {' and '.join(problems)}, and this command runs the five stages of "
+            "learner-pipeline only. Run `dvc repro` or `dvc exp run`"
         )
 
 
@@ -152,8 +154,11 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
     """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
     if _may_be_validated(params):
         return
-    kept = [each for each in enumerate(params.fit.keep.best) if each[1] != BestConfig()]
-    rules: dict[str, Any] = {f"fit.keep.best.{number}": each for number, each in kept}
+    rules: dict[str, Any] = {
+        f"fit.keep.best.{number}": rule
+        for number, rule in enumerate(params.fit.keep.best)
+        if rule != BestConfig()
+    }
     if params.fit.early_stopping:
         rules["fit.early_stopping"] = params.fit.early_stopping
     for key, rule in rules.items():
@@ -191,9 +196,9 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
     schedule = params.build_learner.schedule
     if not isinstance(schedule, ScheduleUse) or schedule.kind not in ONE_CYCLE:
         return
-    given = schedule.arguments
+    arguments = schedule.arguments
     try:
-        length = int(given.get("total_steps") or given["epochs"] * given["steps_per_epoch"])
+        length = int(arguments.get("total_steps") or arguments["epochs"] * arguments["steps_per_epoch"])
     except (KeyError, TypeError, ValueError):
         return  # an error of its class
     epochs = params.fit.num_epochs
@@ -207,15 +212,15 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
     definition = read_definition(root / "dvc.yaml")
-    entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
+    entries = [stage.get("outs") or [] for stage in (definition.get("stages") or {}).values()]
     outputs = [
-        root / _plain(each) for outs in entries for each in interpolate(outs, read_variables(definition))
+        root / _plain(entry) for outs in entries for entry in interpolate(outs, read_variables(definition))
     ]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
         for key, named in _paths(params, "")
         for path in (named, *_shards(named, root))
-        if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
+        if not (root / path).exists() and not any(_overlap(root / path, output) for output in outputs)
     ]
 
 
@@ -262,7 +267,7 @@ def _shards(path: Path, root: Path) -> list[Path]:
     index = root / path
     if not (is_index(path) and index.is_file()):
         return []
-    return [path.parent / each.relative_to(index.parent) for each in read_index(index)]
+    return [path.parent / shard.relative_to(index.parent) for shard in read_index(index)]
 
 
 def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
@@ -294,13 +299,13 @@ def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str
         key = f"{prefix}{name}"
         field = type(config).model_fields.get(name)
         is_path = name == "path" or (field is not None and DATA_PATH in field.metadata)
-        for each in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from list_strings(each, f"{key}.")
-            elif isinstance(each, dict) and "kind" in each:  # a part of a part, such as one of schedulers
-                yield from list_strings(Use.model_validate(each), f"{key}.")
-            elif isinstance(each, str):
-                yield key, each, is_path
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(item, BaseModel):
+                yield from list_strings(item, f"{key}.")
+            elif isinstance(item, dict) and "kind" in item:  # a part of a part, such as one of schedulers
+                yield from list_strings(Use.model_validate(item), f"{key}.")
+            elif isinstance(item, str):
+                yield key, item, is_path
 
 
 def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -313,17 +318,9 @@ def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
 def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
     for stage, entry in (definition.get("stages") or {}).items():
-        for each in entry.get("params") or []:
-            keys = each.get(str(PARAMS)) or [] if isinstance(each, Mapping) else [each]
+        for tracked in entry.get("params") or []:
+            keys = tracked.get(str(PARAMS)) or [] if isinstance(tracked, Mapping) else [tracked]
             yield from ((stage, str(key)) for key in keys if "${" not in str(key))
-
-
-def _has(content: Any, key: str) -> bool:
-    for name in key.split("."):
-        if not isinstance(content, Mapping) or name not in content:
-            return False
-        content = content[name]
-    return True
 
 
 def _overlap(path: Path, output: Path) -> bool:
@@ -336,8 +333,8 @@ def _plain(entry: Any) -> str:
 
 
 def _advice(path: Path) -> str:
-    for each in (path, *path.parents):
-        if each.name and (pointer := each.with_name(f"{each.name}.dvc")).exists():
+    for candidate in (path, *path.parents):
+        if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
             return f"Run `dvc pull {pointer}`"
     return "Correct the path"
 

@@ -70,7 +70,7 @@ def may_track(folder: Path, names: Sequence[str]) -> bool:
 
 def _find_repository(folder: Path) -> Path | None:
     folders = (folder.absolute(), *folder.absolute().parents)
-    return next((each / ".git" for each in folders if (each / ".git").exists()), None)
+    return next((parent / ".git" for parent in folders if (parent / ".git").exists()), None)
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -142,21 +142,21 @@ def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
     """Return the *count* objects in the *output* of ``git cat-file --batch``."""
     by_sha: dict[str, GitObject] = {}
     """Runs have most of their files in common."""
-    found: list[GitObject | None] = []
+    objects: list[GitObject | None] = []
     start = 0
-    while len(found) < count:
+    while len(objects) < count:
         end = output.index(b"\n", start)
         header = output[start:end].decode("utf-8", errors="replace")
         start = end + 1
         if header.endswith((" missing", " ambiguous")):
-            found.append(None)
+            objects.append(None)
             continue
         sha, kind, size = header.split()
         if sha not in by_sha:
             by_sha[sha] = GitObject(sha, kind, output[start : start + int(size)])
-        found.append(by_sha[sha])
+        objects.append(by_sha[sha])
         start += int(size) + 1
-    return found
+    return objects
 
 
 def check_delivered_files() -> None:
@@ -168,7 +168,7 @@ def check_delivered_files() -> None:
     if os.path.lexists(runs):
         _check_owner(runs)
     refused = []
-    for root in {each.parent for each in (runs, dvc) if os.path.lexists(each)}:
+    for root in {path.parent for path in (runs, dvc) if os.path.lexists(path)}:
         if may_track(root, (RUNS_FOLDER, ".dvc/tmp")):
             tracked = list_tracked_files(root).items()
             refused += [str(path) for path, is_link in tracked if _is_refused(root, path, is_link=is_link)]
@@ -207,4 +207,4 @@ def _list_state(runs: Path) -> Iterator[tuple[Path, os.stat_result]]:
     yield runs, runs.lstat()
     if runs.is_dir():
         with os.scandir(runs) as entries:
-            yield from ((Path(each.path), each.stat(follow_symlinks=False)) for each in entries)
+            yield from ((Path(entry.path), entry.stat(follow_symlinks=False)) for entry in entries)

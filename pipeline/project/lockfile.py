@@ -127,12 +127,12 @@ def _problems(content: Any) -> Iterator[str]:
                 yield f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
                 return
             yield from (
-                f"stages.{name}.{key} has {str(each)[:100]!r}, not a path with a hash"
-                for each in entries
-                if not _is_entry(each)
+                f"stages.{name}.{key} has {str(entry)[:100]!r}, not a path with a hash"
+                for entry in entries
+                if not _is_entry(entry)
             )
         params = stage.get("params", {})
-        if not isinstance(params, dict) or not all(isinstance(each, dict) for each in params.values()):
+        if not isinstance(params, dict) or not all(isinstance(values, dict) for values in params.values()):
             yield f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
 
 
@@ -194,9 +194,9 @@ def is_intact_rwlock(path: Path) -> bool:
     """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
     try:
         content = json.loads(path.read_text())
-        read = [each for several in content.get("read", {}).values() for each in several]
+        read = [entry for several in content.get("read", {}).values() for entry in several]
         return all(
-            int(each["pid"]) and str(each["cmd"]) for each in (*content.get("write", {}).values(), *read)
+            int(entry["pid"]) and str(entry["cmd"]) for entry in (*content.get("write", {}).values(), *read)
         )
     except FileNotFoundError:
         return True

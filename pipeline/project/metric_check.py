@@ -42,17 +42,22 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
     metrics = {
         Split.TRAIN: built,
-        Split.VALID: [each for each in built if not getattr(each.metric, "train_only", False)],
+        Split.VALID: [metric for metric in built if not getattr(metric.metric, "train_only", False)],
     }
     tests: dict[str, list[Callable[[], None]]] = {
         "fit.metrics": [
-            lambda: check_file_names(each.metric.name for each in built),
+            lambda: check_file_names(metric.metric.name for metric in built),
             lambda: checks.check_metric_inputs(_find_model(params), metrics),
         ]
     }
     for key, rule in _list_rules(params).items():
         tests[key] = [lambda rule=rule: checks.check_monitored_metrics(rule, metrics)]  # type: ignore[misc]
-    yield from ((key, message) for key, each in tests.items() for test in each if (message := _try(test)))
+    yield from (
+        (key, message)
+        for key, checks_of_key in tests.items()
+        for test in checks_of_key
+        if (message := _try(test))
+    )
 
 
 def _try(test: Callable[[], None]) -> str:
@@ -65,8 +70,8 @@ def _try(test: Callable[[], None]) -> str:
 
 def _find_model(params: Params) -> Any:
     """Return the class of the model; None if it is built by a function."""
-    found = plugins.find("model", params.build_learner.model.kind, MODELS)
-    return found if isinstance(found, type) else None
+    model = plugins.find("model", params.build_learner.model.kind, MODELS)
+    return model if isinstance(model, type) else None
 
 
 def _list_rules(params: Params) -> Mapping[str, Any]:

@@ -95,8 +95,8 @@ def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str])
         raise ParamsError(
             f"-S names {', '.join(sorted(others))}, but sets params of {PARAMS} only. Remove the file name"
         )
-    for mine in by_file.values():
-        apply(mine, draft)
+    for file_overrides in by_file.values():
+        apply(file_overrides, draft)
 
 
 def _merge_into_text(text: str, wanted: Any) -> str:
@@ -153,16 +153,18 @@ def _merge(
             content[key] = value
 
 
-def _find_difference(found: Any, wanted: Any, key: str = "") -> str | None:
-    """Return the first key at which *found* and *wanted* differ in value or type; None if they are equal."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        pairs = {each: (found.get(each, _ABSENT), wanted.get(each, _ABSENT)) for each in {**found, **wanted}}
-    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        pairs = dict(enumerate(zip(found, wanted, strict=True)))
+def _find_difference(present: Any, wanted: Any, key: str = "") -> str | None:
+    """Return the first key at which *present* and *wanted* differ in value or type; None if they do not."""
+    if isinstance(present, dict) and isinstance(wanted, dict):
+        pairs = {
+            name: (present.get(name, _ABSENT), wanted.get(name, _ABSENT)) for name in {**present, **wanted}
+        }
+    elif isinstance(present, list) and isinstance(wanted, list) and len(present) == len(wanted):
+        pairs = dict(enumerate(zip(present, wanted, strict=True)))
     else:  # as text: 1 equals 1.0 and True, and nan differs from itself
-        return None if type(found) is type(wanted) and repr(found) == repr(wanted) else key
-    differing = (_find_difference(*pair, f"{key}.{each}".lstrip(".")) for each, pair in pairs.items())
-    return next((each for each in differing if each is not None), None)
+        return None if type(present) is type(wanted) and repr(present) == repr(wanted) else key
+    differing = (_find_difference(*pair, f"{key}.{name}".lstrip(".")) for name, pair in pairs.items())
+    return next((difference for difference in differing if difference is not None), None)
 
 
 class _Representer(RoundTripRepresenter):

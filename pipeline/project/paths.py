@@ -44,8 +44,8 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     Raises `ParamsError` if they are missing, and if one is not text.
     """
     entries = content.get("vars")
-    sections = [each for each in entries if isinstance(each, Mapping)] if isinstance(entries, list) else []
-    paths = next((each["paths"] for each in sections if "paths" in each), None)
+    sections = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    paths = next((section["paths"] for section in sections if "paths" in section), None)
     if not isinstance(paths, Mapping):
         raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which stages read their paths. Add it")
     for name, value in paths.items():
@@ -58,8 +58,8 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
 
 def find_above(path: Path) -> Path:
     """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
-    here = Path.cwd()
-    return next((each / path for each in (here, *here.parents) if (each / path).exists()), path)
+    folder = Path.cwd()
+    return next((parent / path for parent in (folder, *folder.parents) if (parent / path).exists()), path)
 
 
 def runs_root() -> Path:
@@ -78,11 +78,11 @@ def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
 
 def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
     """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks a name that has no default."""
-    own = [each for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
-    missing = [each.name for each in own if each.name not in paths and each.default is MISSING]
+    stage_fields = [field for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
+    missing = [field.name for field in stage_fields if field.name not in paths and field.default is MISSING]
     if missing:
         raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}. Add it")
-    return kind(**{each.name: paths[each.name] for each in own if each.name in paths}, **more)
+    return kind(**{field.name: paths[field.name] for field in stage_fields if field.name in paths}, **more)
 
 
 def locate_user_folder(name: str) -> Path:
@@ -97,10 +97,10 @@ def make_user_folder(name: str) -> Path:
     """
     folder = locate_user_folder(name)
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user. Remove it")
-    if found.st_mode & OTHERS:
+    if status.st_mode & OTHERS:
         folder.chmod(stat.S_IRWXU)
     return folder
 
@@ -109,8 +109,8 @@ def is_private(folder: Path) -> bool:
     """Return whether no other user can reach *folder*, because it or a folder above is of this user alone."""
     for path in (folder, *folder.parents):
         with suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.geteuid() and not found.st_mode & OTHERS:
+            status = path.stat()
+            if status.st_uid == os.geteuid() and not status.st_mode & OTHERS:
                 return True
     return False
 

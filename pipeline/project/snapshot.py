@@ -82,15 +82,16 @@ def _merge(parts: list[Any]) -> dict[str, Any]:
 def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
     """Return *value* with each ``${a.b}`` replaced by that entry of *values*."""
     if isinstance(value, str):
-        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_look_up(values, found[1])), value)
+        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda match: str(look_up(values, match[1])), value)
     if isinstance(value, Mapping):
-        return {interpolate(key, values): interpolate(each, values) for key, each in value.items()}
+        return {interpolate(key, values): interpolate(item, values) for key, item in value.items()}
     if isinstance(value, list):
-        return [interpolate(each, values) for each in value]
+        return [interpolate(item, values) for item in value]
     return value
 
 
-def _look_up(values: Any, key: str) -> Any:
+def look_up(values: Any, key: str) -> Any:
+    """Return the value in *values* under the dotted *key*; `ABSENT` if there is none."""
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return ABSENT
@@ -106,7 +107,7 @@ def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
             if not keys:
                 yield f"{name}:", values
             for key in keys or []:
-                yield f"{name}: {key}", _look_up(values, str(key))
+                yield f"{name}: {key}", look_up(values, str(key))
 
 
 def _read_params_file(path: Path) -> Any:
@@ -137,13 +138,13 @@ def _files(deps: list[Any]) -> dict[Path, FileState]:
     ignored = _read_ignore_rules()
     names = [next(iter(dep)) if isinstance(dep, Mapping) else str(dep) for dep in deps]
     paths = [path for name in names if "://" not in name for path in _walk(Path(name), ignored)]
-    found = {}
-    left = MAX_HASHED_BYTES
+    states = {}
+    remaining = MAX_HASHED_BYTES
     for path in sorted(paths, key=lambda path: path.suffix != ".py"):
         with suppress(OSError):
-            found[path] = state = _read_state(path, left)
-            left -= state.size if state.digest else 0
-    return found
+            states[path] = state = _read_state(path, remaining)
+            remaining -= state.size if state.digest else 0
+    return states
 
 
 def _read_ignore_rules() -> GitIgnoreSpec:
@@ -158,11 +159,11 @@ def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
     if path.is_file():
         yield path
     for folder, folders, files in os.walk(path):
-        here = Path(folder)
+        parent = Path(folder)
         folders[:] = sorted(
-            each for each in folders if not ignored.match_file(f"{(here / each).as_posix()}/")
+            name for name in folders if not ignored.match_file(f"{(parent / name).as_posix()}/")
         )
-        yield from (here / each for each in sorted(files) if not ignored.match_file(here / each))
+        yield from (parent / name for name in sorted(files) if not ignored.match_file(parent / name))
 
 
 def _read_state(path: Path, hashable: int) -> FileState:

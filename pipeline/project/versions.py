@@ -37,12 +37,12 @@ def find_this_package(name: str = "learner-pipeline") -> Distribution:
 
     Raises `StageError` if it is not installed.
     """
-    found = list(distributions(name=name))
-    if not found:
+    installed = list(distributions(name=name))
+    if not installed:
         raise StageError(
             f"{name} runs from a folder in which it is not installed. Install it with `pip install`"
         )
-    return next((each for each in found if each.read_text("RECORD")), found[0])
+    return next((candidate for candidate in installed if candidate.read_text("RECORD")), installed[0])
 
 
 def version_of(name: str) -> str:

@@ -40,7 +40,7 @@ def read_definition(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
     """
     content = read_mapping(path)
     stages = content.get("stages") or {}
-    if not isinstance(stages, dict) or not all(isinstance(each, dict) for each in stages.values()):
+    if not isinstance(stages, dict) or not all(isinstance(stage, dict) for stage in stages.values()):
         raise ParamsError(
             f"{path}: stages must be a mapping of names to mappings with a cmd; found {str(stages)[:60]!r}"
         )

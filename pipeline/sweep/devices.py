@@ -33,12 +33,12 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
     """
     if VISIBLE_DEVICES_VARIABLE not in environment:
         return parse_devices(_nvidia_smi())
-    found: list[str] = []
+    devices: list[str] = []
     for name in environment[VISIBLE_DEVICES_VARIABLE].split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name.strip()):
             break
-        found.append(name.strip())
-    return list(dict.fromkeys(found))
+        devices.append(name.strip())
+    return list(dict.fromkeys(devices))
 
 
 def parse_devices(text: str) -> list[str]:
@@ -101,7 +101,7 @@ def _try_claim(locks: Mapping[str, Path], count: int) -> Iterator[dict[str, int]
     """
     claimed: dict[str, int] = {}
     with ExitStack() as stack:
-        for place, device in enumerate(sorted(locks, key=lambda each: locks[each])):
+        for place, device in enumerate(sorted(locks, key=lambda name: locks[name])):
             if len(claimed) == count or len(claimed) + len(locks) - place < count:
                 break
             handle = os.open(locks[device], os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -127,10 +127,12 @@ def _bundle(handles: Iterable[int]) -> Iterator[int]:
 
 def _lock_names(devices: Sequence[str]) -> dict[str, str]:
     """Return the name of each device's lock: its UUID, so that an index and a UUID share the lock."""
-    uuids = parse_devices(_nvidia_smi()) if any(each.isdigit() for each in devices) else []
+    uuids = parse_devices(_nvidia_smi()) if any(device.isdigit() for device in devices) else []
     return {
-        each: uuids[int(each)] if each.isdigit() and int(each) < len(uuids) else each.replace("/", "-")
-        for each in devices
+        device: uuids[int(device)]
+        if device.isdigit() and int(device) < len(uuids)
+        else device.replace("/", "-")
+        for device in devices
     }
 
 

@@ -148,7 +148,7 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
     """Run the point in *folder* and return the exit code; stop it if the sweep ends, after it has saved."""
     with os.fdopen(open_lock(job.log), "ab") as log:
         wait_for_lock(log)
-        options = [part for each in job.overrides for part in ("-S", each)]
+        options = [part for override in job.overrides for part in ("-S", override)]
         log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
         log.flush()
         process = POINT_SERVERS.start(job.base, _request(job, folder, environment), log, stdin)

@@ -167,13 +167,13 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             os.setsid()  # the sweep signals the process group, when it has the id
-            with socket.socket(fileno=channel) as own:
-                if not _send(own, {"pid": os.getpid()}):
+            with socket.socket(fileno=channel) as connection:
+                if not _send(connection, {"pid": os.getpid()}):
                     os._exit(1)  # the sweep has ended
             for place, handle in enumerate((stdin, output, output)):
                 os.dup2(handle, place)
-            for each in (self._control, *self._channels.values()):
-                each.close()
+            for inherited in (self._control, *self._channels.values()):
+                inherited.close()
             for handle in (stdin, output, *self._pidfds.values()):
                 os.close(handle)
             return 0
@@ -188,8 +188,8 @@ class _Server:
     def _report_exits(self) -> None:
         """Send the exit code of each process that has exited."""
         for pid in list(self._channels):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            exited, status = os.waitpid(pid, os.WNOHANG)
+            if exited:
                 with self._channels.pop(pid) as channel:
                     _send(channel, {"code": os.waitstatus_to_exitcode(status)})
                 if pid in self._pidfds:
@@ -236,7 +236,7 @@ def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str)
     with lock_repo(repo):  # one lock for all steps, so that DVC reads the pipeline once
         repo.checkout(force=True, allow_missing=True)
         has_only_calls = all(
-            call.replaces(each) for each in repo.index.stages if isinstance(each, PipelineStage)
+            call.replaces(stage) for stage in repo.index.stages if isinstance(stage, PipelineStage)
         )
         if has_only_calls:
             first.wait()

@@ -86,13 +86,13 @@ class ProgressReader:
 
     def _find_stores(self, copies: set[Path]) -> dict[Path, Path]:
         """Return copy to run store, of the stores whose lock a process in one of *copies* holds."""
-        found, host = {}, ProcessIdentity.of_this_process().host
+        running, host = {}, ProcessIdentity.of_this_process().host
         for lock in list_named_locks(self.runs_root):
             holder = lock_holder(lock)
             folder = working_directory(holder.pid) if holder and holder.host == host else None
             for copy in copies.intersection([folder, *folder.parents] if folder else []):
-                found[copy] = lock.with_suffix("")
-        return found
+                running[copy] = lock.with_suffix("")
+        return running
 
     def _read_point(self, copy: Path, store: Path, now: datetime) -> PointProgress | None:
         beat = read_beat(store)
@@ -103,8 +103,8 @@ class ProgressReader:
             training = self._trainings[copy] = _Training(store, beat)
         self._read_value(training, beat.epoch - 1)
         share, first = compute_share(beat), compute_share(training.first)
-        left = estimate_seconds_left(training.first, beat, now)
-        return PointProgress(beat.epoch, beat.epochs, share, share - first, left, training.value)
+        seconds_left = estimate_seconds_left(training.first, beat, now)
+        return PointProgress(beat.epoch, beat.epochs, share, share - first, seconds_left, training.value)
 
     def _read_value(self, training: _Training, finished: int) -> None:
         """Read the value of the last of the *finished* epochs that has one, but none of them twice."""
@@ -154,8 +154,8 @@ def estimate_seconds_left(first: Beat, last: Beat, now: datetime) -> float | Non
     gained = share - compute_share(first)
     if gained <= 0 or share >= 1:
         return None
-    left = (last.time - first.time).total_seconds() * (1 - share) / gained
-    return max(0.0, left - (now - last.time).total_seconds())
+    remaining = (last.time - first.time).total_seconds() * (1 - share) / gained
+    return max(0.0, remaining - (now - last.time).total_seconds())
 
 
 @dataclass
@@ -201,13 +201,13 @@ class SweepProgress:
 
         The other points take as long as those that have run, and as the trained part of those in *running*.
         """
-        shares = [(each.share, each.gained) for each in running]
+        shares = [(point.share, point.gained) for point in running]
         finished = self.count_finished()
         trained = finished - self.before + sum(gained for _, gained in shares)
-        left = self.total - finished - sum(share for share, _ in shares)
-        if trained <= 0 or left <= 0:
+        remaining = self.total - finished - sum(share for share, _ in shares)
+        if trained <= 0 or remaining <= 0:
             return ""
-        return f", about {format_duration((time.monotonic() - self.began) * left / trained)} left"
+        return f", about {format_duration((time.monotonic() - self.began) * remaining / trained)} left"
 
     def _print(self, name: str, outcome: str) -> None:
         # above the live table, if any

@@ -80,12 +80,12 @@ class Search:
     @property
     def varying(self) -> set[str]:
         """The keys of the params that vary."""
-        return {each.title for each in self._space.dimensions}
+        return {dimension.title for dimension in self._space.dimensions}
 
     def ask(self) -> list[Point]:
         """Return the points of the next batch, each once; an empty list after the last trial."""
         self._batch = {}
-        distributions = {each.name: each.distribution for each in self._space.dimensions}
+        distributions = {dimension.name: dimension.distribution for dimension in self._space.dimensions}
         for _ in range(min(self.options.batch, self.options.trials - self.drawn)):
             trial = self._study.ask(distributions)
             self._batch.setdefault(self._space.point(trial.params), []).append(trial)
@@ -100,7 +100,7 @@ class Search:
         of_points = zip(self._batch.values(), results, strict=True)
         told = [(trial, *result) for trials, result in of_points for trial in trials]
         states = self._optuna.trial.TrialState
-        for trial, curve, stopped in sorted(told, key=lambda each: each[0].number):
+        for trial, curve, stopped in sorted(told, key=lambda result: result[0].number):
             value = rank(curve, stopped or math.inf)
             if curve is None or value is None:
                 self._study.tell(trial, state=states.FAIL)
@@ -207,10 +207,12 @@ class Space:
         """Return the point with *values*, which Optuna drew for the name of each dimension."""
         files: dict[str, list[str]] = {}
         for path, entry in self.entries:
-            own = entry if isinstance(entry, str) else f"{entry.key}={entry.text(values[entry.name])}"
-            files.setdefault(path, []).append(own)
-        varying = tuple((each.title, each.short_text(values[each.name])) for each in self.dimensions)
-        return Point(tuple((path, tuple(mine)) for path, mine in files.items()), varying)
+            override = entry if isinstance(entry, str) else f"{entry.key}={entry.text(values[entry.name])}"
+            files.setdefault(path, []).append(override)
+        varying = tuple(
+            (dimension.title, dimension.short_text(values[dimension.name])) for dimension in self.dimensions
+        )
+        return Point(tuple((path, tuple(overrides)) for path, overrides in files.items()), varying)
 
 
 def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:
@@ -221,8 +223,8 @@ def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:
     """
     entries = tuple(
         (path, _entry(path, override, optuna.distributions))
-        for path, mine in parse_overrides(set_params).items()
-        for override in mine
+        for path, overrides in parse_overrides(set_params).items()
+        for override in overrides
     )
     space = Space(entries)
     if not space.dimensions:

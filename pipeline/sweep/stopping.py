@@ -36,10 +36,10 @@ class StopRule:
 
         The others are rounded up to a multiple of *validate_every*, so that they have values to rank by.
         """
-        found = [epochs]
-        while found[-1] >= self.factor:
-            found.append(found[-1] // self.factor)
-        rounded = {math.ceil(rung / validate_every) * validate_every for rung in found}
+        epochs_of_rungs = [epochs]
+        while epochs_of_rungs[-1] >= self.factor:
+            epochs_of_rungs.append(epochs_of_rungs[-1] // self.factor)
+        rounded = {math.ceil(rung / validate_every) * validate_every for rung in epochs_of_rungs}
         return [*sorted(rung for rung in rounded if rung < epochs), epochs]
 
     def select(self, ranks: Mapping[int, float | None]) -> list[int]:
@@ -129,17 +129,17 @@ def find_metric(comparison: Comparison, requested: str | None) -> str:
     Raises `ParamsError` if the runs have no such metric, or if its direction is unknown.
     """
     if not requested:
-        found = default_metric(comparison)
+        metric = default_metric(comparison)
     else:
         names = select_metrics(comparison, [requested])
         curves = [run.metrics[names[0]] for run in comparison.runs if names[0] in run.metrics]
-        found = names[0] if curves[0].better else None
-    if found is None:
+        metric = names[0] if curves[0].better else None
+    if metric is None:
         raise ParamsError(
             f"the points cannot be ranked: no direction is known of {requested or 'any metric'}. "
             f"Name another one by --metric: {', '.join(comparison.metrics) or 'none'}"
         )
-    return found
+    return metric
 
 
 def rank(curve: MetricCurve | None, epochs: float) -> float | None:

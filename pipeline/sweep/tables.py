@@ -88,18 +88,18 @@ class LiveTable:
 
     def _draw(self, width: int, height: int) -> RenderableType:
         running = [job for job in self._jobs if job.copy_folder.exists()]
-        found = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
+        progress_of_copies = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=width - 1)
         table.add_column("point", ratio=1, overflow="fold")
         for title, least in (("epoch", 7), (_printable(self._reader.metric or ""), 7), ("left", 10)):
             table.add_column(title, justify="right", no_wrap=True, min_width=least)
         shown = running[: max(1, height - FIXED_LINES)]
         for job in shown:
-            table.add_row(_printable(job.name), *format_cells(found.get(job.copy_folder)))
+            table.add_row(_printable(job.name), *format_cells(progress_of_copies.get(job.copy_folder)))
         hidden = f", {len(running) - len(shown)} not shown" if len(shown) < len(running) else ""
-        return Group(table, Text(self._summarize(len(running), found.values()) + hidden))
+        return Group(table, Text(self._summarize(len(running), progress_of_copies.values()) + hidden))
 
-    def _summarize(self, running: int, found: Iterable[PointProgress]) -> str:
+    def _summarize(self, running: int, points: Iterable[PointProgress]) -> str:
         progress = self._progress
         counts = {
             "done": len(progress.done),
@@ -107,7 +107,7 @@ class LiveTable:
             "waiting": progress.total - progress.count_finished() - running,
         }
         parts = [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
-        return f"{progress.total} points: {', '.join(parts)}{progress.format_time_left(found)}"
+        return f"{progress.total} points: {', '.join(parts)}{progress.format_time_left(points)}"
 
 
 def _printable(text: str) -> Text:
@@ -137,8 +137,8 @@ def collect_points(base: FrozenProject, names: Sequence[str]) -> Comparison:
             f"experiment {', '.join(missing)} of this sweep is missing: it was removed. "
             "Run the same command again to resume"
         )
-    found = read_revisions([commits[name] for name in names])
-    return summarize({name: found[commits[name]] for name in names})
+    revisions = read_revisions([commits[name] for name in names])
+    return summarize({name: revisions[commits[name]] for name in names})
 
 
 def result_table(comparison: Comparison, metric: str | None) -> str:

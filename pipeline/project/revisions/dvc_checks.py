@@ -120,7 +120,7 @@ def _check_list(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_list(cls: Any, lst: Any, hash_name: str | None = None) -> Any:
         try:
-            check_file_names([each["relpath"] for each in lst], "a list of files in DVC's cache or remote")
+            check_file_names([entry["relpath"] for entry in lst], "a list of files in DVC's cache or remote")
         except StageError as error:
             raise UnsafeFileError(str(error)) from error
         return original(cls, lst, hash_name=hash_name)
@@ -158,9 +158,9 @@ def _check_config(original: Callable[[Any, str], dict[str, Any]]) -> Callable[[A
     def _load_config(self: Any, level: str) -> dict[str, Any]:
         content = original(self, level)
         for name, options in content.get("remote", {}).items():
-            if level == "repo" and (found := _SETTINGS_FILES.intersection(options)):
+            if level == "repo" and (named := _SETTINGS_FILES.intersection(options)):
                 raise UnsafeFileError(
-                    f".dvc/config sets {found.pop()} of the remote {name}, a file that can name a program. "
+                    f".dvc/config sets {named.pop()} of the remote {name}, a file that can name a program. "
                     "If you trust it, move the setting to .dvc/config.local: `dvc remote modify --local`"
                 )
         return content
@@ -192,8 +192,8 @@ def remove_damaged_output(output: Output) -> None:
         return
     cache, oid = Path(output.cache.path), str(output.hash_info.value)
     remove_if_damaged(cache, oid)
-    for each in list_files(cache, oid).values():
-        remove_if_damaged(cache, each)
+    for file_oid in list_files(cache, oid).values():
+        remove_if_damaged(cache, file_oid)
 
 
 def list_files(cache: Path, oid: str) -> dict[str, str]:
@@ -218,8 +218,8 @@ def object_path(cache: Path, oid: str) -> Path:
 def remove_damaged_files(files: DVCFileSystem, path: str) -> None:
     """Remove from the cache what is damaged of the file or directory *path* in the revision *files*."""
     cache = Path(files.repo.cache.local.path)
-    for each in files.find(path, detail=True).values():
-        if md5 := each.get("md5"):
+    for entry in files.find(path, detail=True).values():
+        if md5 := entry.get("md5"):
             remove_if_damaged(cache, md5)
 
 

@@ -105,8 +105,8 @@ class Revision:
     def names(self, directory: Path) -> list[str]:
         """Return the names of the files in *directory*; empty if it is not recorded."""
         with self._explain_missing():
-            found = self._files.ls((self._here / directory).as_posix(), detail=True)
-        paths = [Path(each["name"]) for each in found if each["type"] == "file"]
+            entries = self._files.ls((self._here / directory).as_posix(), detail=True)
+        paths = [Path(entry["name"]) for entry in entries if entry["type"] == "file"]
         return [path.name for path in paths if path.parent == self._here / directory]
 
     def copy(self, source: Path, target: Path) -> None:
@@ -219,11 +219,11 @@ def _newest_model(revision: Revision) -> NewestModel | None:
     if not revision.exists(directory):
         return None
     parsed_names = ((parse_name(name), name) for name in revision.names(directory))
-    found = {parsed.epoch: name for parsed, name in parsed_names if parsed and parsed.part == "model"}
-    if not found:
+    names = {parsed.epoch: name for parsed, name in parsed_names if parsed and parsed.part == "model"}
+    if not names:
         return None
-    epoch = max(found)
-    path = directory / found[epoch]
+    epoch = max(names)
+    path = directory / names[epoch]
     cached = revision.path_in_cache(path)
     return NewestModel(epoch, path.as_posix(), cached) if cached else None
 
