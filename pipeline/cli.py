@@ -14,7 +14,7 @@ from pipeline.commands.doctor import doctor
 from pipeline.commands.options import flag
 from pipeline.commands.project import check, init, status, versions
 from pipeline.commands.records import app as records_app
-from pipeline.commands.run import print_warning, resume, run, serve, stage
+from pipeline.commands.run import resume, run, serve, stage
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.sweep import sweep
 from pipeline.commands.training import data, evaluate, lr_find, summary
@@ -22,7 +22,7 @@ from pipeline.engine.error_reports import report_error
 from pipeline.engine.signals import end_on_signal
 from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import clean, clean_log_records, print_line
+from stages.contracts.printing import clean, clean_log_records, print_error, print_line
 
 COMMANDS_WITHOUT_CHECKS = (None, "init")
 """Commands before which `_root` checks nothing in the current folder; None is a call without one."""
@@ -110,9 +110,9 @@ def _check_project(command: str | None) -> None:
 
     if command in READING_COMMANDS:
         if warning := describe_open_journal():
-            print_warning(f"warning: {warning}")
+            print_error(f"warning: {warning}")
     elif command != "stage":
-        restore_idle_params(print_warning)
+        restore_idle_params(print_error)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The command ``learner doctor``."""
 
-import json
 import sys
 from contextlib import suppress
 from functools import partial
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import AsJson, flag
+from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import StageError
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +71,7 @@ def doctor(
             print_line(f"fixed: {message}", sys.stderr if as_json else None)
     diagnostics = drop_duplicates(by_check)
     if as_json:
-        print_text(json.dumps([_to_json(diagnostic) for diagnostic in diagnostics], indent=2))
+        print_json([_to_json(diagnostic) for diagnostic in diagnostics])
     else:
         width = max(len(diagnostic.subject) for diagnostic in diagnostics)
         for diagnostic in diagnostics:

@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import typer
 
 from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_text
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
 
@@ -37,6 +39,11 @@ SetParams = Annotated[
         show_default="none",
     ),
 ]
+
+
+def print_json(content: Any) -> None:
+    """Print *content* as indented JSON."""
+    print_text(json.dumps(content, indent=2))
 
 
 @contextmanager

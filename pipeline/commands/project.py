@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.options import flag
-from pipeline.commands.run import print_warning
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_error, print_line, print_text
 
 
 def check(
@@ -44,7 +43,7 @@ def check(
     ]
     if not no_import:
         if parts := list_imported_parts(params):
-            print_warning(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
+            print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
         mistakes += find_plugin_mistakes(params)
     missing = [*find_missing_deps(params), *find_stale_versions()]
     for line in missing:

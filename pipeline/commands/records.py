@@ -3,7 +3,6 @@
 A record is printed as a tree on a terminal, and as plain lines in a pipe.
 """
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, report_unwritable
+from pipeline.commands.options import AsJson, flag, print_json, report_unwritable
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
@@ -81,7 +80,7 @@ def show(
     summary = summarize(file, form.name if form else "torch", record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
-        print_text(json.dumps(summary | {"entries": entries}, indent=2))
+        print_json(summary | {"entries": entries})
     else:
         print_record(summary, entry, constants=constants)
 
@@ -189,7 +188,7 @@ def diff(
     differences = list(find_differences(*items, tolerance=tolerance, ids=ids))
     if as_json:
         rows = [difference_row(one) for one in differences]
-        print_text(json.dumps({"equal": not differences, "differences": rows}, indent=2))
+        print_json({"equal": not differences, "differences": rows})
     else:
         print_differences(differences)
     if differences:

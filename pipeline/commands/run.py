@@ -126,7 +126,7 @@ def run_stages(
     _check_params(overrides)  # before a process is started or an output is removed
     stages = select_stages(selection.targets, downstream=selection.downstream)
     read_renderer_name()
-    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
+    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error)
     with project_lock():
         fork_watchdog(os.getpid())
         with _set_params(overrides):
@@ -169,11 +169,6 @@ def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
 def print_outcome(name: str, outcome: str) -> None:
     """Print the *outcome* of stage *name*."""
     print_line(f"{name}: {outcome}")
-
-
-def print_warning(message: str) -> None:
-    """Print *message* to standard error."""
-    print_error(message)
 
 
 def stage(
@@ -222,9 +217,9 @@ def _run_with_lock(name: str) -> None:
             if waiting:
                 terminate_with(waiting)
             stack.enter_context(project_lock(waiting, dvc=dvc))
-            if restore_params(print_warning):  # DVC chose the stage with the overrides in params.yaml
+            if restore_params(print_error):  # DVC chose the stage with the overrides in params.yaml
                 raise StageError(f"{name} was not run with them. Run the same command again")
-            run_stage_of_dvc(name, dvc, print_warning)
+            run_stage_of_dvc(name, dvc, print_error)
         except BaseException as error:
             if dvc and is_alive(dvc):  # otherwise another DVC process may be writing the outputs
                 from pipeline.engine.reproduce import restore_outputs

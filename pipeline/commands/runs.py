@@ -1,6 +1,5 @@
 """The commands of ``learner runs``: list, inspect, verify and remove run stores."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag
+from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.paths import runs_root
 from stages.checkpoints.file_names import (
     CHECKPOINT_FOLDER,
@@ -20,7 +19,7 @@ from stages.checkpoints.file_names import (
     trainer_name,
 )
 from stages.contracts.errors import ParamsError, RecordError, StageError
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE
@@ -56,7 +55,7 @@ def list_runs(*, as_json: AsJson = False) -> None:
     """
     runs = all_runs(runs_root())
     if as_json:
-        print_text(json.dumps([_summary(run) for run in runs], indent=2))
+        print_json([_summary(run) for run in runs])
         return
     if not runs:
         print_line(f"no run in {runs_root()}")
@@ -80,7 +79,7 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
     current = None if now is None else run_key(now)
     if as_json:
         more = {"entries": run.entries, "finished": run.finished, "current": current, "differences": changed}
-        print_text(json.dumps({**_summary(run), **more}, indent=2))
+        print_json({**_summary(run), **more})
         return
     print_line(f"run {run.key}: {_describe(run)}")
     print_line(f"in {run.path}, {format_size(run.size)}")

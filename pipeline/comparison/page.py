@@ -37,6 +37,8 @@ MAX_EPOCHS = 256
 MAX_BATCHES = 256
 """Points of a curve of batches on the page."""
 Tree = dict[str, Any]
+StepColumns = dict[tuple[int, ...], int]
+"""The epochs and steps of all curves, to their index; a column that several curves have is stored once."""
 
 
 @dataclass(frozen=True)
@@ -170,22 +172,6 @@ def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
     return sorted(epochs)
 
 
-class _StepColumns:
-    """The epochs and steps of all curves; a column that several curves have is stored once."""
-
-    def __init__(self) -> None:
-        self._indices: dict[tuple[int, ...], int] = {}
-
-    def index(self, steps: Iterable[int]) -> int:
-        """Return the index of the column *steps* in `columns`."""
-        return self._indices.setdefault(tuple(steps), len(self._indices))
-
-    @property
-    def columns(self) -> list[tuple[int, ...]]:
-        """All columns."""
-        return list(self._indices)
-
-
 def _summary(comparison: Comparison) -> str:
     count = len(comparison.runs)
     differing = len(comparison.differing)
@@ -247,12 +233,16 @@ def _sort_value(value: Any) -> float | str | None:
 
 def _curves_data(runs: Sequence[RunSummary], data: Sequence[PlotData], metrics: Collection[str]) -> Tree:
     """Return the charts of *metrics*, and the columns of steps that their curves refer to."""
-    steps = _StepColumns()
+    steps = StepColumns()
     charts = {
         "epochs": _charts(_epoch_curves(runs, metrics, steps), "epoch"),
         "iterations": _charts(_batch_curves(data, metrics, steps), "step"),
     }
-    return {"charts": charts, "steps": steps.columns}
+    return {"charts": charts, "steps": list(steps)}
+
+
+def _index(columns: StepColumns, steps: Iterable[int]) -> int:
+    return columns.setdefault(tuple(steps), len(columns))
 
 
 def _confusion_data(data: Sequence[PlotData]) -> Tree | None:
@@ -272,7 +262,7 @@ def _confusion_data(data: Sequence[PlotData]) -> Tree | None:
 
 
 def _epoch_curves(
-    runs: Sequence[RunSummary], metrics: Collection[str], steps: _StepColumns
+    runs: Sequence[RunSummary], metrics: Collection[str], steps: StepColumns
 ) -> dict[str, list[Tree]]:
     charts: dict[str, list[Tree]] = {}
     for index, run in enumerate(runs):
@@ -280,13 +270,18 @@ def _epoch_curves(
         epochs = select_epochs(curves)
         for metric_curve in curves:
             values = [metric_curve.series.get(epoch, math.nan) for epoch in epochs]
-            curve = {"run": index, "split": metric_curve.split, "x": steps.index(epochs), "y": _pack(values)}
+            curve = {
+                "run": index,
+                "split": metric_curve.split,
+                "x": _index(steps, epochs),
+                "y": _pack(values),
+            }
             charts.setdefault(metric_curve.metric, []).append(curve)
     return charts
 
 
 def _batch_curves(
-    data: Sequence[PlotData], metrics: Collection[str], steps: _StepColumns
+    data: Sequence[PlotData], metrics: Collection[str], steps: StepColumns
 ) -> dict[str, list[Tree]]:
     charts: dict[str, list[Tree]] = {}
     for index, run in enumerate(data):
@@ -294,7 +289,12 @@ def _batch_curves(
             split, _, metric = name.partition("/")
             points = thin(run.iterations[name], MAX_BATCHES)
             packed = _pack([value for _, value in points])
-            curve = {"run": index, "split": split, "x": steps.index(step for step, _ in points), "y": packed}
+            curve = {
+                "run": index,
+                "split": split,
+                "x": _index(steps, (step for step, _ in points)),
+                "y": packed,
+            }
             charts.setdefault(f"{metric}, {split}", []).append(curve)
     return charts
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from typing import Any, Literal
 
 from pipeline.comparison.runs import (
@@ -167,28 +168,17 @@ def _param_column(key: str, title: str) -> TableColumn:
 def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
     """Return the columns of the metric *name*: its last and its best value, the best epoch, and the delta."""
 
-    def of(run: RunSummary) -> MetricCurve | None:
-        return run.metrics.get(name)
-
-    def best(run: RunSummary) -> float | None:
-        curve = of(run)
-        return None if curve is None else curve.best
-
-    def epoch(run: RunSummary) -> int | None:
-        curve = of(run)
-        return None if curve is None else curve.best_epoch
-
-    def last(run: RunSummary) -> float | None:
-        curve = of(run)
-        return None if curve is None else curve.last
+    def value_of(attribute: str) -> Callable[[RunSummary], Any]:
+        value = attrgetter(attribute)
+        return lambda run: value(run.metrics[name]) if name in run.metrics else None
 
     def delta(run: RunSummary) -> float | None:
         return comparison.delta(run, name)
 
     return [
-        TableColumn(name, name, last, _round, role="last", metric=name),
-        TableColumn("best", f"{name} best", best, _round, role="best", metric=name),
-        TableColumn("epoch", f"{name} best epoch", epoch, str, role="epoch", metric=name),
+        TableColumn(name, name, value_of("last"), _round, role="last", metric=name),
+        TableColumn("best", f"{name} best", value_of("best"), _round, role="best", metric=name),
+        TableColumn("epoch", f"{name} best epoch", value_of("best_epoch"), str, role="epoch", metric=name),
         TableColumn("Δ", f"{name} delta", delta, format_difference, role="delta", metric=name),
     ]
 

@@ -18,14 +18,13 @@ from pathlib import Path
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.doctor.stale_files import remove_ended_processes
+from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
+from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import run_git, try_git
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
-FIX = "`learner doctor --fix` does it"
 BACKUP = "learner doctor: before the repair"
 """Message of the stash that keeps the state before a repair."""
 LOCK_PATTERNS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
@@ -101,9 +100,8 @@ class _InterruptedRun:
 
 
 def _check_experiments(top: Path) -> Iterator[Diagnostic]:
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
     with suppress(StageError):  # raised by git, for example because of a lock file, which is reported
         run = _find_interrupted_run(top, temporary)

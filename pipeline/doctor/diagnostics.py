@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from stages.contracts.errors import StageError
 
+FIX = "`learner doctor --fix` does it"
+"""End of the remedy of a diagnostic that has a fix."""
+
 
 class Level(StrEnum):
     """The severity of a diagnostic."""

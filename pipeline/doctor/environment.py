@@ -18,8 +18,7 @@ from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.doctor.stale_files import FIX
+from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
 from pipeline.project.params import read_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, read_paths, runs_root

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
+from pipeline.doctor.diagnostics import FIX, Diagnostic, Level, ok, problem, warning
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
 from pipeline.project.lockfile import (
     LOCKFILE,
     check_lockfile,
     has_intact_backup,
     is_truncated,
+    read_owners,
     repair_lockfiles,
     try_dvc_lock,
 )
@@ -38,14 +38,19 @@ STANDALONE = Path("exps/standalone")
 QUEUE = Path("exps/run")
 """Folder of the processes of DVC's queue, relative to its temporary folder."""
 CLOCK_TOLERANCE_SECONDS = 2
-FIX = "`learner doctor --fix` does it"
+
+
+def find_temporary_folder() -> Path | None:
+    """Return DVC's temporary folder; None if this is not a project of DVC."""
+    with suppress(DvcException):
+        return Path(Repo.find_dvc_dir(), "tmp")
+    return None
 
 
 def check_locks() -> Iterator[Diagnostic]:
     """Check dvc.lock and DVC's lists of readers and writers for damage and for entries of ended processes."""
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
     diagnostics = [diagnostic for name in RWLOCKS for diagnostic in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
@@ -82,10 +87,10 @@ def _describe_repair() -> str:
 
 
 def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
-    owners = _read_owners(path)
+    owners = read_owners(path)
     if owners is None:
         with _try_lock(path) as acquired:
-            is_corrupt = acquired and _read_owners(path) is None
+            is_corrupt = acquired and read_owners(path) is None
         if is_corrupt:
             message = f"{path} is truncated, as by a kill or a full disk, and every DVC command fails"
             yield problem("locks", message, f"rm {path}: {FIX}", partial(_remove_corrupt, path))
@@ -106,22 +111,6 @@ def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
         yield warning("locks", message, f"the next DVC command removes the entry, or {FIX}", remove)
 
 
-def _read_owners(path: Path) -> dict[int, str] | None:
-    """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
-    try:
-        return {int(entry["pid"]): str(entry["cmd"]) for entry in _entries(json.loads(path.read_text()))}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _entries(content: Any) -> Iterator[Any]:
-    yield from content.get("write", {}).values()
-    for several in content.get("read", {}).values():
-        yield from several
-
-
 def _try_lock(path: Path) -> AbstractContextManager[bool]:
     """Acquire the lock that DVC holds while it writes *path*; yield False if a DVC process has it."""
     return try_dvc_lock(path.with_name(f"{path.name}.lock"))
@@ -129,14 +118,14 @@ def _try_lock(path: Path) -> AbstractContextManager[bool]:
 
 def _remove_corrupt(path: Path) -> None:
     with _try_lock(path) as acquired:
-        if acquired and _read_owners(path) is None:
+        if acquired and read_owners(path) is None:
             path.unlink()
 
 
 def remove_ended_processes(path: Path) -> None:
     """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
     with _try_lock(path) as acquired:
-        if not acquired or not (owners := _read_owners(path)):
+        if not acquired or not (owners := read_owners(path)):
             return
         ended = {
             pid for pid, command in owners.items() if not is_alive(pid) or _is_reused(pid, command, path)
@@ -168,9 +157,8 @@ def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
 
 def check_experiments() -> Iterator[Diagnostic]:
     """Check for killed experiments, and killed workers of the queue, that DVC shows as running."""
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
     diagnostics = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
     if all(diagnostic.level is Level.OK for diagnostic in diagnostics):
@@ -210,7 +198,7 @@ def _check_queue(root: Path) -> Iterator[Diagnostic]:
 def _pids_of_copy(folder: Path) -> set[int]:
     """Return the processes that the locks of the project copy *folder* name."""
     path = folder / ".dvc/tmp/rwlock"
-    pids = set(_read_owners(path) or {})
+    pids = set(read_owners(path) or {})
     for lock in (path.with_name("rwlock.lock"), path.with_name("lock")):
         with suppress(OSError, ValueError, IndexError):
             pids.add(int(lock.read_text().split()[0]))

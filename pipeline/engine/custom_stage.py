@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import read_paths, runs_root
-from pipeline.project.snapshot import Snapshot, check_unchanged, interpolate, read_variables, take_snapshot
-from pipeline.project.yaml_files import read_definition
+from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, read_variables, take_snapshot
+from pipeline.project.yaml_files import read_definition, stages_of
 from stages import runs
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.contracts.errors import ParamsError, StageError
@@ -68,9 +68,8 @@ def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:
 def _read_outputs(name: str) -> list[Path]:
     """Return the outputs of the stage *name*. Raises `ParamsError` if it has none, or two of one name."""
     definition = read_definition()
-    stage = (definition.get("stages") or {}).get(name) or {}
-    listed = interpolate(stage.get("outs") or [], read_variables(definition))
-    outputs = [Path(next(iter(output)) if isinstance(output, Mapping) else output) for output in listed]
+    stage = stages_of(definition).get(name) or {}
+    outputs = [Path(path) for path in list_paths(stage, "outs", read_variables(definition))]
     if not outputs:
         raise ParamsError(f"dvc.yaml has no stage {name!r} with outs. Add it")
     if len({path.name for path in outputs}) < len(outputs):

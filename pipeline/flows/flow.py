@@ -121,13 +121,13 @@ def learner(
             if name:
                 results = _run_experiment(request, name)
             else:
-                with _workspace(request) as workspace:
+                with _workspace(request) as report:
                     for stage in request.stages:
                         with _explain_timeout(stage, request.deadline):
                             task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
                             outcome = task(execute).result()  # not submitted: threads receive no signal
-                        workspace.report(stage, outcome)
-                    results = workspace.read_results() if request.trains else None
+                        report(stage, outcome)
+                    results = read_results() if request.trains else None
             _publish(results, name, push=push)
         except TimeoutError as error:
             if not has_passed(request.deadline):
@@ -165,14 +165,6 @@ class _CommandLine:
     report: Report
     outage_seconds: float
     has_returned: threading.Event
-
-
-@dataclass(frozen=True)
-class _Workspace:
-    """The workspace of a run, which no other run uses."""
-
-    report: Report
-    read_results: Callable[[], Results | None]
 
 
 _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", default=None)
@@ -242,10 +234,13 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
 
 
 @contextmanager
-def _workspace(request: _Request) -> Iterator[_Workspace]:
-    """Hold the project lock in the block, with the overrides of *request* in params.yaml."""
+def _workspace(request: _Request) -> Iterator[Report]:
+    """Hold the project lock in the block, with the overrides of *request* in params.yaml.
+
+    Yields the function that receives the outcome of each stage.
+    """
     if command_line := _command_line.get():
-        yield _Workspace(command_line.report, read_results)
+        yield command_line.report
         return
     logger = get_run_logger()
     remaining = seconds_left(request.deadline)
@@ -254,7 +249,7 @@ def _workspace(request: _Request) -> Iterator[_Workspace]:
     with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
         with edit_params(override_params(request.overrides)) if request.overrides else nullcontext():
-            yield _Workspace(lambda name, outcome: logger.info("%s: %s", name, outcome), read_results)
+            yield lambda name, outcome: logger.info("%s: %s", name, outcome)
 
 
 @contextmanager
@@ -269,8 +264,8 @@ def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
 
 
 def _run_experiment(request: _Request, name: str) -> Results | None:
-    options = [option for option in ("downstream", "force") if getattr(request, option)]
-    targets = [*request.targets, *(f"--{option}" for option in options)]
+    options = {"--downstream": request.downstream, "--force": request.force}
+    targets = [*request.targets, *(option for option, is_set in options.items() if is_set)]
     run = Experiment(name, request.overrides, targets)
     run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
     return read_results(name) if request.trains else None

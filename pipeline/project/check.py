@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.project.params import Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths, read_paths
-from pipeline.project.snapshot import ABSENT, interpolate, look_up, read_variables
+from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
 from stages.checkpoints.retention import BestConfig
 from stages.contracts import plugins
@@ -112,14 +112,14 @@ def find_late_mistakes(
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
     """Return a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
-    stage = (definition.get("stages") or {}).get("save-model")
+    stage = stages_of(definition).get("save-model")
     paths = parse_paths(definition, "dvc.yaml")
     if not params.load_data.test_fraction or stage is None:
         return []
     missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
     values = read_variables(definition)
     for kind, names in {"deps": ("learner", "data"), "outs": ("test",)}.items():
-        entries = {_plain(entry) for entry in interpolate(stage.get(kind) or [], values)}
+        entries = list_paths(stage, kind, values)
         lacking = [
             f"'${{paths.{path_name}}}'" for path_name in names if str(paths.get(path_name)) not in entries
         ]
@@ -131,7 +131,7 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
 
 def check_stages(definition: Mapping[str, Any]) -> None:
     """Raise `ParamsError` if *definition*, that of dvc.yaml, lacks one of the five stages or replaces it."""
-    commands = {name: stage.get("cmd") for name, stage in (definition.get("stages") or {}).items()}
+    commands = {name: stage.get("cmd") for name, stage in stages_of(definition).items()}
     lacking = [name for name in VERSIONS if name not in commands]
     replaced = [name for name in VERSIONS if name in commands and is_custom(name, definition)]
     problems = [
@@ -172,9 +172,9 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
 def _may_be_validated(params: Params) -> bool:
     """Return whether the data may have a valid split."""
     source = params.load_data.source
-    has_own = getattr(source, "valid_path", None) or getattr(source, "split", None)
-    is_known = isinstance(source, Digits | Npy | Table | TextFiles)
-    return bool(params.load_data.valid_fraction or has_own) or not is_known
+    fields = dict(source)
+    has_valid_split = fields.get("valid_path") or fields.get("split") or params.load_data.valid_fraction
+    return bool(has_valid_split) or not isinstance(source, Digits | Npy | Table | TextFiles)
 
 
 def _find_dropped_best(params: Params) -> Iterator[str]:
@@ -212,10 +212,9 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
     definition = read_definition(root / "dvc.yaml")
-    entries = [stage.get("outs") or [] for stage in (definition.get("stages") or {}).values()]
-    outputs = [
-        root / _plain(entry) for outs in entries for entry in interpolate(outs, read_variables(definition))
-    ]
+    values = read_variables(definition)
+    stages = stages_of(definition).values()
+    outputs = [root / path for stage in stages for path in list_paths(stage, "outs", values)]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
         for key, named in _paths(params, "")
@@ -227,14 +226,15 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
 def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
     definition = read_definition(root / "dvc.yaml")
-    stages, values, lines = definition.get("stages", {}), read_variables(definition), []
+    section_of: dict[str, Any] = dict(params)
+    stages, values, lines = stages_of(definition), read_variables(definition), []
     tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
     for stage, sections in (SECTIONS_BY_STAGE | tested).items():
         if stage not in stages:
             continue  # the project has a stage of its own instead
-        deps = [root / str(dep) for dep in interpolate(stages[stage].get("deps", []), values)]
-        used = {path for section in sections for path in find_modules(getattr(params, section), root)}
-        used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
+        deps = [root / path for path in list_paths(stages[stage], "deps", values)]
+        used = {path for section in sections for path in find_modules(section_of[section], root)}
+        used |= set(find_data_files(section_of[stage.replace("-", "_")]))
         used |= set(_find_indexed_files(params, root) if stage == "fit" else ())
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
@@ -317,7 +317,7 @@ def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
 
 def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
-    for stage, entry in (definition.get("stages") or {}).items():
+    for stage, entry in stages_of(definition).items():
         for tracked in entry.get("params") or []:
             keys = tracked.get(str(PARAMS)) or [] if isinstance(tracked, Mapping) else [tracked]
             yield from ((stage, str(key)) for key in keys if "${" not in str(key))
@@ -325,11 +325,6 @@ def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 def _overlap(path: Path, output: Path) -> bool:
     return path.is_relative_to(output) or output.is_relative_to(path)
-
-
-def _plain(entry: Any) -> str:
-    """Return the path of an output, which may have settings."""
-    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
 
 
 def _advice(path: Path) -> str:
@@ -407,7 +402,7 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
     yield from _source_parts(params.load_data.source)
     for part in ("model", "optimizer", "schedule"):
-        if isinstance(use := getattr(params.build_learner, part), Use):
+        if isinstance(use := dict(params.build_learner)[part], Use):
             yield f"build_learner.{part}", part, use
     for number, group in enumerate(params.build_learner.parameter_groups):
         if isinstance(use := optimizers.with_options(params.build_learner.optimizer, group.options), Use):

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.project.paths import find_above, runs_root
+from pipeline.project.paths import find_above, join_names, runs_root
 from stages.contracts.errors import ParamsError, StageError
 from stages.runs.layout import RUNS_FOLDER
 from stages.system.files import read_regular
@@ -173,12 +173,10 @@ def check_delivered_files() -> None:
             tracked = list_tracked_files(root).items()
             refused += [str(path) for path, is_link in tracked if _is_refused(root, path, is_link=is_link)]
     if refused:
-        listed = ", ".join(refused[:MAX_LISTED_FILES])
-        more = f" and {len(refused) - MAX_LISTED_FILES} more" if len(refused) > MAX_LISTED_FILES else ""
         raise StageError(
-            f"git tracks {listed}{more}: files that only runs on this machine may write, or links in their "
-            "place or to devices. Find out who has added them, run `git rm -r --cached` for them, and remove "
-            "them"
+            f"git tracks {join_names(refused, MAX_LISTED_FILES)}: files that only runs on this machine may "
+            "write, or links in their place or to devices. Find out who has added them, run "
+            "`git rm -r --cached` for them, and remove them"
         )
 
 

@@ -192,16 +192,21 @@ def has_intact_backup() -> bool:
 
 def is_intact_rwlock(path: Path) -> bool:
     """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
+    owners = read_owners(path)
+    return owners is not None and all(map(all, owners.items()))
+
+
+def read_owners(path: Path) -> dict[int, str] | None:
+    """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
     try:
         content = json.loads(path.read_text())
-        read = [entry for several in content.get("read", {}).values() for entry in several]
-        return all(
-            int(entry["pid"]) and str(entry["cmd"]) for entry in (*content.get("write", {}).values(), *read)
-        )
+        readers = (entry for entries in content.get("read", {}).values() for entry in entries)
+        owners = (*content.get("write", {}).values(), *readers)
+        return {int(entry["pid"]): str(entry["cmd"]) for entry in owners}
     except FileNotFoundError:
-        return True
+        return {}
     except (ValueError, TypeError, KeyError, AttributeError):
-        return False
+        return None
 
 
 @contextmanager

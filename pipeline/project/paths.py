@@ -6,14 +6,14 @@ unpickles, in a folder of mode 0777 that all users share, unless it is named ano
 
 import os
 import stat
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.project.lockfile import read_lockfile
-from pipeline.project.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml, stages_of
 from stages.contracts.errors import ParamsError
 from stages.runs.layout import RUNS_FOLDER
 
@@ -56,6 +56,12 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     return ProjectPaths({name: Path(value) for name, value in paths.items()})
 
 
+def join_names(names: Sequence[str], limit: int) -> str:
+    """Return the first *limit* of *names* for a message, and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
 def find_above(path: Path) -> Path:
     """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
     folder = Path.cwd()
@@ -69,7 +75,7 @@ def runs_root() -> Path:
 
 def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
-    for entry in (read_lockfile(path).get("stages") or {}).values():
+    for entry in stages_of(read_lockfile(path)).values():
         for out in entry.get("outs", []):
             if out["path"] == output.as_posix():
                 return str(out.get("md5"))

@@ -22,7 +22,8 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.paths import join_names
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.system.files import sha256
 
@@ -58,10 +59,10 @@ class Snapshot:
 def take_snapshot(stage: str) -> Snapshot:
     """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
     content = read_definition()
-    entry = (content.get("stages") or {}).get(stage) or {}
+    entry = stages_of(content).get(stage) or {}
     values = read_variables(content)
     params = dict(_params(interpolate(entry.get("params") or [], values)))
-    return Snapshot(stage, params, _files(interpolate(entry.get("deps") or [], values)))
+    return Snapshot(stage, params, _files(list_paths(entry, "deps", values)))
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,11 +134,20 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
                 yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
 
 
-def _files(deps: list[Any]) -> dict[Path, FileState]:
+def list_paths(stage: Mapping[str, Any], kind: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a *stage* of dvc.yaml, its ``deps`` or its ``outs``, with *values* for ``${…}``."""
+    return list(map(path_of, interpolate(stage.get(kind) or [], values)))
+
+
+def path_of(entry: Any) -> str:
+    """Return the path of a dependency or an output, which may have settings."""
+    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
+
+
+def _files(deps: list[str]) -> dict[Path, FileState]:
     """Return the state of every file of *deps*; code is read first, as its content is in the key of a run."""
     ignored = _read_ignore_rules()
-    names = [next(iter(dep)) if isinstance(dep, Mapping) else str(dep) for dep in deps]
-    paths = [path for name in names if "://" not in name for path in _walk(Path(name), ignored)]
+    paths = [path for name in deps if "://" not in name for path in _walk(Path(name), ignored)]
     states = {}
     remaining = MAX_HASHED_BYTES
     for path in sorted(paths, key=lambda path: path.suffix != ".py"):
@@ -266,8 +276,7 @@ def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
         yield from _differences(key, value, after.params.get(key, ABSENT))
     changed = [str(path) for path in sorted({*before.files, *after.files}) if _differs(path, before, after)]
     if changed:
-        more = f" and {len(changed) - MAX_LISTED_FILES} more" if len(changed) > MAX_LISTED_FILES else ""
-        yield f"{', '.join(changed[:MAX_LISTED_FILES])}{more}"
+        yield join_names(changed, MAX_LISTED_FILES)
 
 
 def _differs(path: Path, before: Snapshot, after: Snapshot) -> bool:

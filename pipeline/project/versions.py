@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.project.snapshot import Snapshot
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
@@ -67,7 +67,7 @@ def text() -> str:
 
 def is_used(root: Path = Path()) -> bool:
     """Return whether a stage in the dvc.yaml of *root* has parameters in versions.yaml."""
-    stages = (read_definition(root / "dvc.yaml").get("stages") or {}).values()
+    stages = stages_of(read_definition(root / "dvc.yaml")).values()
     entries = [entry for stage in stages for entry in stage.get("params") or []]
     return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
 

@@ -1,5 +1,6 @@
 """YAML files, read as DVC reads them, without the config classes, which take long to import."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,17 @@ def read_definition(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
     Raises as `read_mapping` does, and `ParamsError` if the stages are not mappings.
     """
     content = read_mapping(path)
-    stages = content.get("stages") or {}
+    stages = stages_of(content)
     if not isinstance(stages, dict) or not all(isinstance(stage, dict) for stage in stages.values()):
         raise ParamsError(
             f"{path}: stages must be a mapping of names to mappings with a cmd; found {str(stages)[:60]!r}"
         )
     return content
+
+
+def stages_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages in *content*, that of a dvc.yaml or a dvc.lock."""
+    return content.get("stages") or {}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject, parse_params
 from pipeline.project.git import run_git, try_git
 from pipeline.project.params_edit import apply, check_draft
+from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
 
@@ -212,7 +213,7 @@ def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> Plan
     content = planned.params.get(PARAMS) or base.content(PARAMS)
     params = {
         **planned.params,
-        PARAMS: {**content, "fit": {**(content.get("fit") or {}), "num_epochs": epochs}},
+        PARAMS: {**content, "fit": {**fit_params(base, planned.params), "num_epochs": epochs}},
     }
     files = {path: list(overrides_of_file) for path, overrides_of_file in planned.point.overrides}
     others = [
@@ -223,9 +224,14 @@ def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> Plan
     return replace(planned, point=replace(planned.point, overrides=overrides), params=params)
 
 
+def fit_params(base: FrozenProject, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of `fit` of a point with *params*."""
+    return (params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}
+
+
 def count_epochs(base: FrozenProject, params: Mapping[str, Any]) -> int:
     """Return the number of epochs of a point with *params*. Raises `ParamsError` if they have none."""
-    epochs = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("num_epochs")
+    epochs = fit_params(base, params).get("num_epochs")
     if not isinstance(epochs, int):
         raise ParamsError(f"--stop needs {EPOCHS} in {PARAMS}. Add it")
     return epochs
@@ -271,7 +277,7 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
     """Return whether the experiment *commit* has these *params*, and all other inputs are those of *base*."""
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
-    stages = (base.content("dvc.lock", commit).get("stages") or {}).values()
+    stages = stages_of(base.content("dvc.lock", commit)).values()
     if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
         return False
     recorded = [

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, select_metrics
 from pipeline.engine.project_copy import FrozenProject
-from pipeline.sweep.plan import EPOCHS, PARAMS, Point, count_epochs, params_of
+from pipeline.sweep.plan import EPOCHS, Point, count_epochs, fit_params, params_of
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 
@@ -110,7 +110,7 @@ def _first_params(base: FrozenProject, points: Sequence[Point]) -> Mapping[str, 
 
 
 def _validate_every(base: FrozenProject, params: Mapping[str, Any]) -> int:
-    every = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("validate_every", 1)
+    every = fit_params(base, params).get("validate_every", 1)
     return every if isinstance(every, int) and every > 0 else 1  # each point reports another value
 
 

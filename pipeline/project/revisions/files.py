@@ -25,7 +25,7 @@ from pipeline.project.revisions.names import (
     read_commits,
     resolve_all,
 )
-from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml
+from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.file_lists import is_name_below, parse_file_list
 from stages.system.files import read_regular
@@ -294,7 +294,7 @@ def _read_workspace(cache: LocalCache) -> RevisionFiles:
 @lru_cache(maxsize=1024)
 def _parse_lock(text: str) -> Mapping[str, Any]:
     """Return stage to its entry in a dvc.lock; `learner compare --watch` reads the same ones again."""
-    return parse_lockfile(text, "dvc.lock").get("stages") or {}
+    return stages_of(parse_lockfile(text, "dvc.lock"))
 
 
 @lru_cache(maxsize=16)

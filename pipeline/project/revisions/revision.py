@@ -29,7 +29,7 @@ from pipeline.project.revisions.dvc_checks import (
     remove_if_damaged,
 )
 from pipeline.project.revisions.names import resolve
-from pipeline.project.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml, stages_of
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
@@ -132,7 +132,7 @@ class Revision:
         if not self.exists(Path("dvc.lock")):
             return
         self.copy(Path("dvc.lock"), lock)
-        for stage in (read_lockfile(lock).get("stages") or {}).values():
+        for stage in stages_of(read_lockfile(lock)).values():
             for out in stage.get("outs", []):
                 if out.get("md5", "").endswith(DIRECTORY_SUFFIX):
                     remove_if_damaged(self._cache, out["md5"])

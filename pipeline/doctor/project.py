@@ -11,8 +11,10 @@ from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.check import find_data_files, find_missing_deps, find_modules
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
+from pipeline.project.paths import join_names
+from pipeline.project.snapshot import path_of
 from pipeline.project.versions import find_stale_versions
-from pipeline.project.yaml_files import read_definition
+from pipeline.project.yaml_files import read_definition, stages_of
 from stages.contracts.errors import StageError
 
 MAX_LISTED_FILES = 5
@@ -53,9 +55,8 @@ def check_untracked_files() -> Iterator[Diagnostic]:
             yield warning("untracked", message, f"use the absolute path: {path.resolve()}")
     others = [name for name in new if not any(Path(name).is_relative_to(path) for path in missing)]
     if others:
-        listed = ", ".join(others[:MAX_LISTED_FILES])
-        more = f" and {len(others) - MAX_LISTED_FILES} more" if len(others) > MAX_LISTED_FILES else ""
-        message = f"not in git, so `dvc exp run --temp` does not copy them: {listed}{more}"
+        listed = join_names(others, MAX_LISTED_FILES)
+        message = f"not in git, so `dvc exp run --temp` does not copy them: {listed}"
         yield warning(
             "untracked", message, "`git add` what a stage reads (without a commit); ignore the rest"
         )
@@ -65,7 +66,7 @@ def check_untracked_files() -> Iterator[Diagnostic]:
 
 def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
-    stages = list((read_definition().get("stages") or {}).values())
+    stages = stages_of(read_definition()).values()
     deps, outputs = (
         {Path(path) for stage in stages for path in _literal_paths(stage.get(key))}
         for key in ("deps", "outs")
@@ -78,8 +79,7 @@ def _find_used_files(params: Params) -> set[Path]:
 
 def _literal_paths(entries: list[Any] | None) -> Iterator[str]:
     """Yield the paths in *entries*, except for URLs and paths with ``${…}``, which stages write."""
-    for entry in entries or []:
-        path = next(iter(entry)) if isinstance(entry, dict) else str(entry)
+    for path in map(path_of, entries or []):
         if "${" not in path and "://" not in path:
             yield path
 
