@@ -85,7 +85,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     if list(_check_names()):
         return {"names": _check_names}
     try:
-        from pipeline.doctor import checkout, dependencies, environment, stale_files
+        from pipeline.doctor import checkout, environment, project, stale_files
         from pipeline.project.revisions.dvc_checks import apply_checks
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
@@ -93,11 +93,11 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         apply_checks()
     return {
         "patches": partial(environment.check_patches, timeout),
-        "params": dependencies.check_project,
+        "params": project.check_project,
         "disk": environment.check_disk,
         "prefect": partial(environment.check_prefect, timeout),
         "remotes": partial(environment.check_remotes, timeout),
-        "untracked": dependencies.check_untracked_files,
+        "untracked": project.check_untracked_files,
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
         "state": environment.check_state_folder,
@@ -118,9 +118,9 @@ def _check_names() -> "Iterator[Diagnostic]":
 
 def _list_deep_checks() -> "dict[str, Check]":
     """Return the checks, by name, that read all files."""
-    from pipeline.doctor import outputs, stale_files
+    from pipeline.doctor import project, stale_files
 
-    return {"cache": stale_files.check_cache, "outputs": outputs.check_outputs}
+    return {"cache": stale_files.check_cache, "outputs": project.check_outputs}
 
 
 def _fix_all(

@@ -1,23 +1,37 @@
-"""Checks of what a stage depends on: the deps in dvc.yaml, and files that git and DVC do not track.
+"""Checks of what stages use and write: the deps in dvc.yaml, untracked files, and the outputs.
 
-`dvc exp run --temp` and the queue copy only what git and DVC track.
+`dvc exp run --temp` and the queue copy only what git and DVC track. With ``learner doctor --deep``, the names
+of the outputs, the hash of each file, and each record are verified.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.check import find_data_files, find_missing_deps, find_modules
-from pipeline.project.git import try_git
+from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import join_names
+from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
 from pipeline.project.snapshot import path_of
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition, stages_of
+from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_below
+from stages.records.tools.verification import Verdict, find_records
 
 MAX_LISTED_FILES = 5
+MAX_LISTED_OUTPUTS = 3
+"""Number of files that a message names."""
 
 
 def check_project() -> Iterator[Diagnostic]:
@@ -101,3 +115,119 @@ def _list_with_git(*arguments: str) -> list[str] | None:
     except StageError:
         return None
     return done.stdout.split("\0")[:-1] if done.returncode == 0 else None
+
+
+def check_outputs() -> Iterator[Diagnostic]:
+    """Verify the outputs that are present, and yield a problem for each file that differs from dvc.lock.
+
+    Records and checkpoints are verified too, except for those beside such a file. Raises `StageError` if DVC
+    would write an output outside of the project, or has an invalid name for it.
+    """
+    try:
+        with Repo() as repo:
+            _check_names(repo)
+            root, cache = Path(repo.root_dir), Path(repo.cache.local.path)
+            hashes = dict(_list_files(repo))
+            present = [path for path in hashes if path.is_file()]
+            different = [path for path in present if is_damaged(path, hashes[path])]
+            for path in different:
+                yield _describe_difference(repo, path, hashes[path])
+    except StageError:
+        raise
+    except DvcException as error:
+        raise StageError(f"DVC cannot read the outputs: {error}. Run `dvc stage list`") from error
+    if lacking := [path for path, md5 in hashes.items() if not object_path(cache, md5).exists()]:
+        yield _describe_lacking(lacking)
+    folders = {path.parent for path in different}
+    verdicts = _verify_records(root, [path for path in present if path.parent not in folders])
+    for verdict in verdicts:
+        if verdict.problem:
+            remedy = "The stage has written it in this way. Run `learner run --force`"
+            yield problem("outputs", f"{verdict.name}: {verdict.problem}", remedy)
+    if not different:
+        yield ok("outputs", f"verified: {len(present)} files, {len(verdicts)} records and checkpoints")
+
+
+def _check_names(repo: Repo) -> None:
+    """Raise `StageError` if DVC would write an output of *repo* outside of it.
+
+    Outputs are those of all dvc.yaml and .dvc files of the repository.
+    """
+    check_places(repo)
+    root = Path(repo.root_dir)
+    links = [root / path for path, is_link in list_tracked_files(root).items() if is_link]
+    outside = [link for link in links if not link.resolve().is_relative_to(root.resolve())]
+    for output in repo.index.outs:
+        path = Path(output.fs_path)
+        for link in outside:
+            if link == path or link in path.parents or path in link.parents:
+                raise StageError(
+                    f"{output}: git tracks the link {link}, which leads out of this project, and DVC would "
+                    "write there. Remove the link"
+                )
+
+
+def _list_files(repo: Repo) -> Iterator[tuple[Path, str]]:
+    """Yield path and MD5 of each file that DVC caches; for a directory without its list, those of the output.
+
+    Raises `StageError` for an invalid name.
+    """
+    cache = Path(repo.cache.local.path)
+    for output in repo.index.outs:
+        if not (output.use_cache and output.hash_info and output.hash_info.name == OBJECTS):
+            continue
+        path, md5 = Path(os.path.normpath(output.fs_path)), str(output.hash_info.value)
+        files = list_files(cache, md5)
+        if files:
+            yield from ((path / name, file_md5) for name, file_md5 in files.items())
+        else:
+            yield path, md5
+
+
+def _describe_difference(repo: Repo, path: Path, md5: str) -> Diagnostic:
+    """Return the diagnostic of the file *path*, whose content does not have the hash *md5*.
+
+    DVC's state has *md5* for a file that DVC restored from a damaged one, so that `dvc checkout` would keep
+    it. A file that was edited later is not in the state, and has no fix.
+    """
+    name = os.path.relpath(path)
+    message = f"{name} differs from dvc.lock: the MD5 of its content is not {md5}"
+    _, state = repo.state.get(str(path), repo.fs)
+    if state is None or state.value != md5 or not is_below(path, Path(repo.root_dir)):
+        remedy = f"`dvc checkout --force {name}` restores the recorded file, and `learner run` the stage's"
+        return problem("outputs", message, remedy)
+    remedy = (
+        f"rm {name}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or the next run "
+        "computes it again. If it stays damaged, push it from a clone in which `learner doctor --deep` finds "
+        "no problem"
+    )
+    return problem("outputs", message, remedy, partial(_remove_damaged, path, md5))
+
+
+def _remove_damaged(path: Path, md5: str) -> None:
+    if is_damaged(path, md5):
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _describe_lacking(paths: list[Path]) -> Diagnostic:
+    names = ", ".join(os.path.relpath(path) for path in paths[:MAX_LISTED_OUTPUTS])
+    more = ", …" if len(paths) > MAX_LISTED_OUTPUTS else ""
+    message = f"DVC's cache lacks {len(paths)} recorded files: {names}{more}"
+    return warning("outputs", message, "dvc pull, or `dvc commit --force` if the workspace has them")
+
+
+def _verify_records(root: Path, paths: Iterable[Path]) -> list[Verdict]:
+    """Return the verdict on each record and each checkpoint among *paths*, which are below *root*."""
+    with TemporaryDirectory() as folder:
+        for path in paths:
+            link = Path(folder) / path.relative_to(root)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+        if not any(find_records(Path(folder))):
+            return []
+        prefix = f"{folder}/"
+        return [
+            Verdict(verdict.name.replace(prefix, ""), verdict.problem and verdict.problem.replace(prefix, ""))
+            for verdict in verify_path(Path(folder))
+        ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.error_reports import explain_user_errors
-from pipeline.engine.fit_launch import launch_fit, needs_launch
+from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
 from pipeline.project.check import check_params, find_data_files, read_spec

@@ -28,7 +28,6 @@ from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
-from pipeline.flows.override_rules import check_overrides
 from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.server_outage import (
@@ -43,7 +42,7 @@ from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.project.check import check_stages
 from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
-from pipeline.project.params_edit import override_params
+from pipeline.project.params_edit import check_overrides, override_params
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError

@@ -18,7 +18,7 @@ from prefect.results import get_result_store
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from pipeline.engine.fit_launch import needs_launch
+from pipeline.engine.rank_launcher import needs_launch
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer

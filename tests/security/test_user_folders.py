@@ -14,7 +14,7 @@ from pipeline.doctor import environment
 from pipeline.doctor.diagnostics import Level
 from pipeline.engine.project_copy import freeze, isolate_site_cache, temporary_copy
 from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, use_private_site_cache
-from pipeline.sweep.devices import claim_devices
+from pipeline.sweep.job import claim_devices
 
 ROOT = Path(__file__).parents[2]
 
