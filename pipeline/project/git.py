@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -205,4 +206,6 @@ def _list_state(runs: Path) -> Iterator[tuple[Path, os.stat_result]]:
     yield runs, runs.lstat()
     if runs.is_dir():
         with os.scandir(runs) as entries:
-            yield from ((Path(entry.path), entry.stat(follow_symlinks=False)) for entry in entries)
+            for entry in entries:
+                with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)
