@@ -199,7 +199,7 @@ def launch_fit(
 def _list_shown(config: FitConfig) -> dict[str, Shown]:
     """Return the display options of the metrics of *config*, by name."""
     built = [metrics.build_metric(use) for use in config.metrics]
-    return {metric.name: Shown(metric.unit, getattr(metric, "decimals", 2)) for metric in built}
+    return {metric.name: Shown(metric.unit, metrics.MetricOptions.of(metric).decimals) for metric in built}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -42,22 +43,15 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
     metrics = {
         Split.TRAIN: built,
-        Split.VALID: [metric for metric in built if not getattr(metric.metric, "train_only", False)],
+        Split.VALID: [metric for metric in built if not metric.options.train_only],
     }
-    tests: dict[str, list[Callable[[], None]]] = {
-        "fit.metrics": [
-            lambda: check_file_names(metric.metric.name for metric in built),
-            lambda: checks.check_metric_inputs(_find_model(params), metrics),
-        ]
-    }
+    tests: list[tuple[str, Callable[[], None]]] = [
+        ("fit.metrics", lambda: check_file_names(metric.metric.name for metric in built)),
+        ("fit.metrics", lambda: checks.check_metric_inputs(_find_model(params), metrics)),
+    ]
     for key, rule in _list_rules(params).items():
-        tests[key] = [lambda rule=rule: checks.check_monitored_metrics(rule, metrics)]  # type: ignore[misc]
-    yield from (
-        (key, message)
-        for key, checks_of_key in tests.items()
-        for test in checks_of_key
-        if (message := _try(test))
-    )
+        tests.append((key, partial(checks.check_monitored_metrics, rule, metrics)))
+    yield from ((key, message) for key, test in tests if (message := _try(test)))
 
 
 def _try(test: Callable[[], None]) -> str:
