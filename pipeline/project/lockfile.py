@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,16 @@ def is_truncated_content(encoded: bytes) -> bool:
     if "\0" in text:
         return True
     try:
-        content = load_yaml(text)
+        content = _load(text)
     except YAMLError:
         return True
     return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
+
+
+@lru_cache(maxsize=1024)
+def _load(text: str) -> Any:
+    """Return the content of *text*, which a stage checks several times, and which runs may have in common."""
+    return load_yaml(text)
 
 
 def _last(content: Any) -> Any:
@@ -102,7 +109,7 @@ def _examine(text: str) -> tuple[Mapping[str, Any], str]:
             "merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
     try:
-        content = load_yaml(text)
+        content = _load(text)
     except YAMLError as error:
         return {}, f"it is not valid YAML: {error}. {RESTORE}"
     problem = next(_problems(content), "")

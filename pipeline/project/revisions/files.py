@@ -193,7 +193,7 @@ class RevisionFiles:
     def lock(self) -> Mapping[str, Any]:
         """Stage to its entry in dvc.lock; empty before the first run."""
         text = self._text("dvc.lock")
-        return {} if text is None else _parse_lock(text)
+        return {} if text is None else stages_of(parse_lockfile(text, "dvc.lock"))
 
     @cached_property
     def paths(self) -> Mapping[str, Path]:
@@ -289,12 +289,6 @@ def _read_workspace(cache: LocalCache) -> RevisionFiles:
     except OSError as error:
         raise ParamsError(f"{error.filename} cannot be read: {error.strerror}. Make it readable") from error
     return RevisionFiles(tracked, cache)
-
-
-@lru_cache(maxsize=1024)
-def _parse_lock(text: str) -> Mapping[str, Any]:
-    """Return stage to its entry in a dvc.lock; `learner compare --watch` reads the same ones again."""
-    return stages_of(parse_lockfile(text, "dvc.lock"))
 
 
 @lru_cache(maxsize=16)
