@@ -25,14 +25,13 @@ def check(
     Example: learner check --no-import
     """
     from pipeline.project.check import (
-        PARAMS,
         find_late_mistakes,
         find_missing_data,
         find_missing_deps,
         find_plugin_mistakes,
         list_imported_parts,
     )
-    from pipeline.project.params import build_params_error, read_params
+    from pipeline.project.params import PARAMS, build_params_error, read_params
     from pipeline.project.versions import find_stale_versions
     from pipeline.project.yaml_files import read_definition, read_yaml
 
@@ -159,8 +158,8 @@ def _read_files() -> dict[str, Any]:
 
     Raises `StageError` if it cannot.
     """
-    from pipeline.project.check import PARAMS
     from pipeline.project.lockfile import is_truncated, read_lockfile
+    from pipeline.project.params import PARAMS
     from pipeline.project.yaml_files import read_definition, read_yaml
     from stages.contracts.errors import StageError
 

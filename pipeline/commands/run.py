@@ -74,7 +74,7 @@ def resume(
     Example: learner resume exp-name --epoch 5 -S fit.num_epochs=30
     """
     from pipeline.engine.lock import project_lock
-    from pipeline.project.params_edit import PARAMS
+    from pipeline.project.params import PARAMS
     from pipeline.project.revisions.revision import restore_params_unless_accepted, set_checkpoint
 
     with project_lock():

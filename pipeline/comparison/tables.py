@@ -70,12 +70,12 @@ def text_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            f"{cell:>{width}}" if column.numeric else f"{cell:<{width}}"
+            f"{cell:{'>' if column.numeric else '<'}{width}}"
             for cell, width, column in zip(row, widths, chosen, strict=True)
         ).rstrip()
         for row in cells
     ]
-    return "\n".join([*lines, *_notes(comparison)]) + "\n"
+    return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 
 def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
@@ -83,7 +83,7 @@ def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> 
     chosen, (header, *rows) = _cells(comparison, view)
     rule = ["---:" if column.numeric else ":---" for column in chosen]
     lines = [f"| {' | '.join(map(_escape, row))} |" for row in (header, rule, *rows)]
-    notes = [f"\n{_escape(note)}" for note in _notes(comparison)]
+    notes = [f"\n{_escape(note)}" for note in list_notes(comparison)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -199,7 +199,8 @@ def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn]
     return chosen, [[replace_unprintable(column.title) for column in chosen], *rows]
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def list_notes(comparison: Comparison) -> list[str]:
+    """Return a line for each note of a run, for a terminal."""
     return [replace_unprintable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
-from pipeline.project.params import Params, build_params_error, read_params
+from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths, read_paths
 from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
 from pipeline.project.versions import VERSIONS
@@ -40,7 +40,6 @@ from stages.optim.schedules import FUNCTIONS, ScheduleUse
 from stages.records.safetensors_format.shards import is_index, read_index
 from stages.system.processes import program_command
 
-PARAMS = Path("params.yaml")
 SECTIONS_BY_STAGE = {
     "load-data": ("load_data",),
     "build-learner": ("build_learner",),

@@ -21,11 +21,10 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.project.check import find_late_mistakes
 from pipeline.project.git import try_git
-from pipeline.project.params import build_params_error, read_params
+from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
-PARAMS = Path("params.yaml")
 NO_KEY = "Could not override"
 """Beginning of the message about a key that the file does not have."""
 MAX_PASSES = 2

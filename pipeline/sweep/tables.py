@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pipeline.comparison.collection import summarize
 from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
+from pipeline.comparison.tables import ABSENT, list_notes
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.revisions.files import read_revisions
 from pipeline.sweep.job import Job
@@ -31,7 +32,6 @@ FRAMES_PER_SECOND = 1
 FIXED_LINES = 4
 """Lines of the table and of the prompt that are not those of points."""
 WIDTH = 80
-ABSENT = "-"
 TITLES = ("run", "", "epoch", "epochs", "time")
 """The titles of the columns; that of the second one is the metric."""
 
@@ -156,8 +156,7 @@ def result_table(comparison: Comparison, metric: str | None) -> str:
     for name, *cells in [(TITLES[0], title, *TITLES[2:]), *rows]:
         numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
-    notes = [replace_unprintable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 
 def _shorten(text: str, width: int) -> str:

@@ -19,7 +19,8 @@ from dvc.scm import RevError
 from dvc_data.index import DataIndexError
 
 from pipeline.project.lockfile import read_lockfile
-from pipeline.project.params_edit import PARAMS, override_params
+from pipeline.project.params import PARAMS
+from pipeline.project.params_edit import override_params
 from pipeline.project.paths import read_paths
 from pipeline.project.revisions.dvc_checks import (
     DIRECTORY_SUFFIX,
