@@ -28,7 +28,7 @@ from torch import distributed
 from stages import data
 from stages.contracts.events import Progress
 from stages.contracts.history import History
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 from stages.distributed import join_group
 from stages.distributed.agreement import Agreement
 from stages.learner import LearnerBuilder

@@ -7,12 +7,12 @@ the earlier checkpoints that it kept.
 import shutil
 from pathlib import Path
 
-from stages import checkpoints, data, devices, learner, loggers, records, renderers
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER
+from stages import data, devices, learner, loggers, records, renderers, runs
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.contracts.printing import print_text
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
+from stages.runs.file_names import CHECKPOINT_FOLDER
 
 VERSION = "7"
 
@@ -81,9 +81,7 @@ def _write_warm_start(
         checkpoint = origin.read_checkpoint(start, wanted.epoch, str(wanted))
     shutil.rmtree(target, ignore_errors=True)
     origin.copy_past(target, epoch)
-    checkpoints.FileCheckpointer(target / CHECKPOINT_FOLDER, records.DefaultRecorder()).save(
-        epoch, checkpoint
-    )
+    runs.FileCheckpointer(target / CHECKPOINT_FOLDER, records.DefaultRecorder()).save(epoch, checkpoint)
     if report and wanted.is_of_weights:
         print_text(str(report))
         report.write(target)

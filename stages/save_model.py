@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from stages import checkpoints, learner, records
+from stages import learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.text import to_json
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
@@ -33,9 +33,7 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
         )
     config.check_suffix(paths.model)
     recorder = records.build_recorder(config.recorder)
-    chosen = _choose_checkpoint(
-        config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder())
-    )
+    chosen = _choose_checkpoint(config, runs.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     if config.weights == "averaged":
         chosen = learner.use_average(chosen)
     recorder.record(chosen.model, paths.model)
@@ -48,9 +46,7 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     write_test_results(resolved, recorder, paths)
 
 
-def _choose_checkpoint(
-    config: SaveModelConfig, checkpointer: "checkpoints.FileCheckpointer"
-) -> "checkpoints.Checkpoint":
+def _choose_checkpoint(config: SaveModelConfig, checkpointer: "runs.FileCheckpointer") -> "runs.Checkpoint":
     saved = checkpointer.list_saved()
     if not saved:
         raise CheckpointError(f"{checkpointer.directory} has no checkpoint. Run fit first")
@@ -62,7 +58,7 @@ def _choose_checkpoint(
     return last if epoch == saved[-1] else checkpointer.restore(epoch)
 
 
-def _export(name: str, chosen: "checkpoints.Checkpoint", path: Path) -> None:
+def _export(name: str, chosen: "runs.Checkpoint", path: Path) -> None:
     if name == "burnpack":
         records.BurnpackRecorder().record(chosen.model, path)
     else:

@@ -1,5 +1,6 @@
 """Fixtures for all tests: temporary projects, and commands that run the real programs in them."""
 
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,13 @@ def pytest_collection_modifyitems(items):
         assert " at 0x" not in item.nodeid, f"give {item.nodeid} an id: workers collect other names"
         for marker in filter(item.get_closest_marker, reasons):
             item.add_marker(pytest.mark.skip(reason=reasons[marker]))
+
+
+def pytest_collection_finish():
+    """Exclude what collection has made from garbage collections, which took 14 percent of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

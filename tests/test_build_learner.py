@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from stages.build_learner import build_learner
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.fit import fit
 from stages.learner.run_state import history_of
@@ -19,6 +18,7 @@ from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerP
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.records import DefaultRecorder
+from stages.runs import FileCheckpointer
 
 LEARNER_PARAMS = {
     "model": {"kind": "mlp"},

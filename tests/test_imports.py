@@ -33,7 +33,7 @@ LIBRARY = [
     ("from stages.renderers import default_renderer as f; f()", "stages.renderers", HEAVY | TERMINAL),
     ("from stages.loggers import FileMetricLogger", "stages.loggers.log_files", HEAVY | {"tensorboard"}),
     ("import stages.records.tools.listing", "stages.records.tools.listing", HEAVY),
-    ("import stages.checkpoints.verification", "stages.checkpoints.verification", HEAVY),
+    ("import stages.runs.verification", "stages.runs.verification", HEAVY),
     ("import pipeline.commands.records", "pipeline.commands.records", HEAVY),
     ("import stages, stages.contracts, stages.learner", "stages.learner", HEAVY),
     ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),

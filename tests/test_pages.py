@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from dvc.cli.parser import get_main_parser
+from long_tests import long
 from pages import ROOT, page, pages
 from torch.distributed.run import get_args_parser
 
@@ -62,14 +63,16 @@ def program_named(name, text):
     return next(block for block in text.blocks("python") if block.startswith(f"# {name}\n"))
 
 
-def test_readme_program_trains_the_digits_to_97_percent(project):
+@pytest.mark.parametrize(("epochs", "accuracy"), [(3, 88), long(20, 97)])
+def test_readme_program_trains_the_digits_to_97_percent(epochs, accuracy, project):
     [script] = [block for block in README.blocks("python") if "LearnerBuilder" in block]
-    (project.folder / "script.py").write_text(script)
+    assert "num_epochs(20)" in script
+    (project.folder / "script.py").write_text(script.replace("num_epochs(20)", f"num_epochs({epochs})"))
 
     text = project.fork("script").ok()
 
     assert len(script.splitlines()) <= 30
-    assert float(re.findall(r"epoch .* valid: Accuracy ([\d.]+)", text)[-1]) >= 97
+    assert float(re.findall(r"epoch .* valid: Accuracy ([\d.]+)", text)[-1]) >= accuracy
     assert (project.folder / "digits/checkpoint").is_dir()
 
 
@@ -143,6 +146,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
     assert "Stage 'load-data' didn't change" in text
 
 
+@pytest.mark.long  # lint checks the commands and options; comparison/test_compare.py runs those of its page
 def test_commands_of_the_readme_run(finished):
     """Run every `dvc` and `learner` command of the page, in its order, after `make repro`."""
     finished.dvc("exp", "run", "-q", "-n", "other", "-S", "fit.num_epochs=3").ok()

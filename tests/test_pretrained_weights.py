@@ -23,7 +23,7 @@ from stages.params.build_learner_params import (
     CheckpointConfig,
 )
 from stages.records import DefaultRecorder, Selection, load_into, read_item, save_file
-from stages.records.torch_files.reader import read_state_dict
+from stages.records.torch_files import read_state_dict
 
 MODEL = f"{__name__}:ResNetLike"
 

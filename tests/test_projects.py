@@ -84,12 +84,6 @@ def test_fork_has_imported_prefect_as_soon_as_it_imports_it_with_its_own_setting
     assert forked.err == ""
 
 
-def test_dvc_repro_in_forks_writes_what_it_writes_in_processes(finished, project):
-    assert "= Learner Summary =" in project.dvc("repro").ok()
-
-    assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
-
-
 def test_started_command_can_be_signaled(project, tmp_path):
     process = project.start_fork("pipeline", "run", log=tmp_path / "log")
     wait_until(lambda: list((project.folder / ".runs").glob("*/checkpoint/trainer-1.*")), process=process)

@@ -8,7 +8,6 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 
-from stages.checkpoints.retention import KeepLast
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric, Mean
 from stages.models import Mlp
@@ -16,6 +15,7 @@ from stages.optim import Adam, Ema, Sgd
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records import DefaultRecorder, load_into, read_item
 from stages.renderers import NoRenderer
+from stages.runs.retention import KeepLast
 from stages.save_model import save_model
 from stages.system.files import describe
 

@@ -198,7 +198,7 @@ def _describe_names(names: Any) -> str:
 
 
 def _describe_checkpoints(directory: Path) -> str:
-    from stages.checkpoints.file_names import list_epochs
+    from stages.runs.file_names import list_epochs
 
     epochs = list_epochs(directory)
     return (

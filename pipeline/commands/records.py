@@ -67,7 +67,7 @@ def show(
     """
     from stages.records.formats import find_format, read, read_metadata
     from stages.records.record_tree import Record
-    from stages.records.torch_files.reader import is_torch_file, read_state_dict
+    from stages.records.torch_files import is_torch_file, read_state_dict
 
     form = None if is_torch_file(file) else find_format(file)
     if form is None:
@@ -95,7 +95,7 @@ def verify(
 
     Example: learner records verify artifacts/checkpoint
     """
-    from stages.checkpoints.verification import verify_path
+    from stages.runs.verification import verify_path
 
     wrong = 0
     for path in paths:

@@ -120,7 +120,7 @@ def run_stages(
     from pipeline.flows import prefect_api
     from pipeline.project.check import check_stages
     from pipeline.project.yaml_files import read_definition
-    from stages.renderers.choice import read_renderer_name
+    from stages.renderers.plain import read_renderer_name
 
     check_stages(read_definition())
     _check_params(overrides)  # before a process is started or an output is removed

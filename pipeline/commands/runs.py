@@ -10,7 +10,10 @@ import typer
 
 from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.paths import runs_root
-from stages.checkpoints.file_names import (
+from stages.contracts.errors import ParamsError, RecordError, StageError
+from stages.contracts.printing import print_line
+from stages.contracts.text import format_age, format_size, replace_unprintable
+from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
@@ -18,18 +21,13 @@ from stages.checkpoints.file_names import (
     stem_of,
     trainer_name,
 )
-from stages.contracts.errors import ParamsError, RecordError, StageError
-from stages.contracts.printing import print_line
-from stages.contracts.text import format_age, format_size, replace_unprintable
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE
-from stages.runs.manifest import LogLedger, read_finished
+from stages.runs.manifest import LogLedger, find_damage, read_finished
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
-from stages.runs.pruning import prune as prune_finished
-from stages.runs.pruning import prune_unfinished
-from stages.runs.store import read_json
-from stages.runs.verification import find_damage
+from stages.runs.store import prune as prune_finished
+from stages.runs.store import prune_unfinished, read_json
 
 app = typer.Typer(
     name="runs",
@@ -152,7 +150,7 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
 
 def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint, except for those that a running run has removed."""
-    from stages.checkpoints.verification import verify_checkpoint
+    from stages.runs.verification import verify_checkpoint
 
     verdicts: list[tuple[str, str | None]] = []
     folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)

@@ -231,7 +231,7 @@ def summary(
     Example: learner summary artifacts --json
     """
     from stages.learner.summary import summary_json, summary_text
-    from stages.loggers.log_reader import count_epochs, read_history, read_tests
+    from stages.loggers.log_files import count_epochs, read_history, read_tests
 
     history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
     if not len(history) and not tests:

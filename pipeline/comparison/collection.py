@@ -14,7 +14,7 @@ from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
 from stages.contracts.errors import StageError
 from stages.contracts.history import Direction, Split
-from stages.runs.durations import read_durations
+from stages.runs.overview import read_durations
 
 PARAMS = "params.yaml"
 MAX_POINTS = 1000

@@ -21,7 +21,7 @@ from pipeline.project.revisions.files import TRACKED, LocalCache, RevisionFiles,
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
-from stages.loggers.log_reader import read_history
+from stages.loggers.log_files import read_history
 from stages.runs.heartbeat import Beat
 from stages.runs.layout import stores
 from stages.runs.overview import Run, State, read_run

@@ -22,8 +22,8 @@ from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
 from pipeline.project.params import read_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, read_paths, runs_root
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.contracts.text import format_megabytes
+from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
 from stages.system.processes import program_command
 

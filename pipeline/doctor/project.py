@@ -24,10 +24,9 @@ from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_dama
 from pipeline.project.snapshot import path_of
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition, stages_of
-from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
-from stages.records.tools.verification import Verdict, find_records
+from stages.runs.verification import Verdict, find_records, verify_path
 
 MAX_LISTED_FILES = 5
 MAX_LISTED_OUTPUTS = 3

@@ -9,9 +9,9 @@ from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, read_variables, take_snapshot
 from pipeline.project.yaml_files import read_definition, stages_of
 from stages import runs
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line
+from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 
 MAX_ATTEMPTS = 2
 """Calls of the program before damage to the run store is an error."""

@@ -18,10 +18,9 @@ from typing import Any, TextIO
 from pipeline.engine.rank_process import build_failure, build_interruption, find_failure, find_stop, log_of
 from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
-from stages.contracts.events import Progress, Renderer, Shown
+from stages.contracts.events import Interrupter, Progress, Renderer, Shown
 from stages.contracts.history import History, Split, Value
-from stages.contracts.interrupter import Interrupter
-from stages.loggers.log_reader import read_epoch
+from stages.loggers.log_files import read_epoch
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.runs.heartbeat import read_beat

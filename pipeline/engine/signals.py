@@ -14,7 +14,7 @@ from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, Signals
 from typing import Any
 
 from stages.contracts.errors import RunInterruptedError
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 
 TERMINATION_SIGNALS = (SIGTERM, SIGINT, SIGHUP)
 

@@ -26,14 +26,12 @@ from pipeline.project.paths import build_stage_paths, find_output_md5, read_path
 from pipeline.project.snapshot import check_loaded, check_unchanged, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.errors import ParamsError
-from stages.contracts.events import Renderer
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter, Renderer
 from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConfig
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_ranks import follow_main
+from stages.params.fit_context import FitContext, FitPaths, follow_main
 from stages.params.save_model_params import SaveModelPaths
+from stages.runs.file_names import CHECKPOINT_FOLDER
 
 PREFIX = ".resume-"
 STALE_SECONDS = 24 * 3600

@@ -26,8 +26,7 @@ from pipeline.flows.server_outage import explain_api_errors
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.project.params import read_params
 from stages.contracts.errors import StageError
-from stages.contracts.events import Renderer
-from stages.contracts.renderers import Renderers
+from stages.contracts.events import Renderer, Renderers
 from stages.devices import find_device
 from stages.renderers import LogRenderer
 

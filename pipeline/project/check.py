@@ -22,14 +22,12 @@ from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variable
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
-from stages.checkpoints.retention import BestConfig
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
 from stages.data import config as sources
-from stages.data.augment import augmentation_config as augmentations
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
@@ -37,7 +35,8 @@ from stages.models import config as models
 from stages.optim import config as optimizers
 from stages.optim import schedules
 from stages.optim.schedules import FUNCTIONS, ScheduleUse
-from stages.records.safetensors_format.shards import is_index, read_index
+from stages.records.safetensors_format import is_index, read_index
+from stages.runs.retention import BestConfig
 from stages.system.processes import program_command
 
 SECTIONS_BY_STAGE = {
@@ -56,7 +55,7 @@ BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {
     "optimizer": optimizers.BUILT_IN,
     "schedule": schedules.BUILT_IN,
     "batcher": sources.BATCHERS,
-    "augmentation": augmentations.AUGMENTATIONS,
+    "augmentation": sources.AUGMENTATIONS,
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
 }
@@ -459,7 +458,7 @@ def _try_out(part: str, use: Use) -> None:
         import_module("stages.metrics.registry").build_metric(use)
         return
     if part == "augmentation":
-        import_module("stages.data.augment.augmentation").build_augmentation(use)
+        import_module("stages.data.augmentation").build_augmentation(use)
         return
     if part == "optimizer":
         import_module("stages.optim").check_class(use)

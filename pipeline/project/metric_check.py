@@ -9,8 +9,7 @@ from typing import Any
 from pipeline.project.params import Params
 from stages.contracts import plugins
 from stages.contracts.errors import StageError
-from stages.contracts.history import Split
-from stages.contracts.metric_names import check_file_names
+from stages.contracts.history import Split, check_file_names
 from stages.models.config import BUILT_IN as MODELS
 from stages.optim.schedules import ScheduleUse, parse_monitor
 

@@ -21,7 +21,7 @@ from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_duration
-from stages.loggers.log_reader import read_epoch
+from stages.loggers.log_files import read_epoch
 from stages.renderers.remaining_time import compute_run_share
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import list_named_locks, lock_of

@@ -23,7 +23,7 @@ from pipeline.sweep.job import Job
 from pipeline.sweep.progress import PointProgress, ProgressReader, SweepProgress
 from stages.contracts.errors import StageError
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
-from stages.renderers.choice import read_renderer_name
+from stages.renderers.plain import read_renderer_name
 from stages.runs.layout import RUNS_FOLDER
 
 PREFECT_CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"

@@ -50,12 +50,12 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, float):
         return isfinite(value)
     if isinstance(value, list | tuple):
-        return depth < MAX_DEPTH and all(_is_plain(each, depth + 1) for each in value)
+        return depth < MAX_DEPTH and all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, dict):
         return (
             depth < MAX_DEPTH
             and all(isinstance(key, str) for key in value)
-            and all(_is_plain(each, depth + 1) for each in value.values())
+            and all(_is_plain(item, depth + 1) for item in value.values())
         )
     return value is None or isinstance(value, str | int)
 
@@ -88,8 +88,8 @@ def select_by_kind(kinds: Collection[str]) -> Discriminator:
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return *params* with a dotted key for each value; an empty section and a list are values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in params.items():
         is_section = isinstance(value, Mapping) and bool(value)
-        found |= flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return found
+        flat |= flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return flat

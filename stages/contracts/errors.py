@@ -104,7 +104,7 @@ class KilledError(SystemExit):
         return "killed by the key k; the last checkpoint remains"
 
 
-def closest(name: str, known: Collection[str]) -> str:
-    """Return a question such as " Did you mean 'cnn'?", or an empty string if no *known* name is similar."""
-    match = get_close_matches(name, list(known), n=1)
+def closest(name: str, names: Collection[str]) -> str:
+    """Return a question such as " Did you mean 'cnn'?", or an empty string if none is similar."""
+    match = get_close_matches(name, list(names), n=1)
     return f" Did you mean {match[0]!r}?" if match else ""

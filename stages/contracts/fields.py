@@ -28,82 +28,70 @@ MAX_SECONDS = 10**9
 """Limit of a duration, about 31 years."""
 
 
-def integer(least: int, most: int) -> BeforeValidator:
-    """Accept integers from *least* to *most*, and integral floats such as 1e3."""
+def accept(
+    expected: str, is_valid: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None
+) -> BeforeValidator:
+    """Accept values for which *is_valid* returns true, changed by *convert*.
 
-    def check(value: Any) -> int:
-        if not _is_integral(value) or not least <= value <= most:
-            raise _error(f"must be an integer from {least} to {most}")
-        return int(value)
+    *expected* describes them in the error, and `describe_errors` adds the value found.
+    """
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise _error(f"must be {expected}")
+        return convert(value) if convert else value
 
     return BeforeValidator(check)
+
+
+def integer(least: int, most: int) -> BeforeValidator:
+    """Accept integers from *least* to *most*, and integral floats such as 1e3."""
+    return accept(
+        f"an integer from {least} to {most}",
+        lambda value: _is_integral(value) and least <= value <= most,
+        int,
+    )
 
 
 def number(expected: str, is_valid: Callable[[float], bool]) -> BeforeValidator:
     """Accept finite numbers for which *is_valid* returns true; *expected* describes them in the error."""
-
-    def check(value: Any) -> float:
-        made = float(value) if _is_finite(value) else math.nan
-        if not is_valid(made):
-            raise _error(f"must be {expected}")
-        return made
-
-    return BeforeValidator(check)
+    return accept(expected, lambda value: _is_finite(value) and is_valid(float(value)), float)
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _error("must be true or false")
-    return value
+def _is_flag_or(*names: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names)
 
 
-def _compile(value: Any) -> bool | str:
-    if isinstance(value, bool) or (isinstance(value, str) and value in COMPILE_MODES):
-        return value
-    raise _error(f"must be true, false, or one of {', '.join(COMPILE_MODES)}")
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
-def _resident(value: Any) -> bool | str:
-    if isinstance(value, bool) or (isinstance(value, str) and value == "auto"):
-        return value
-    raise _error("must be true, false or 'auto'")
+def _is_character(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 1 and value not in '"\r\n\0' and value.isascii()
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise _error("must be a string that is not empty")
-    return value
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & {"/", "\0"}
 
 
-def _character(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != 1 or value in '"\r\n\0' or not value.isascii():
-        raise _error("must be one character of ASCII, such as ';', and neither a quote nor a line break")
-    return value
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
-def _spellings(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise _error("must be a list of texts, which may be empty")
-    return tuple(value)
+def _are_names(value: Any) -> bool:
+    return _are_texts(value) and all(value)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
-        raise _error("must be a list of names")
-    return tuple(value)
-
-
-def _patterns(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
-        raise _error("must be a list of regular expressions")
-    return tuple(_check_pattern(each) for each in value)
+def _is_range(value: Any) -> bool:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
+    return is_pair and 0 < value[0] <= value[1]
 
 
 def _class_weights(value: Any) -> str | tuple[float, ...]:
     if value == "balanced":
         return "balanced"
     is_list = isinstance(value, list | tuple) and len(value) > 1
-    if not is_list or not all(_is_finite(each) and each >= 0 for each in value) or not any(value):
+    if not is_list or not all(_is_finite(weight) and weight >= 0 for weight in value) or not any(value):
         raise _error("must be 'balanced', or a list of a finite number of at least 0 for each class")
     return tuple(map(float, value))
 
@@ -123,12 +111,7 @@ def _renames(value: Any) -> tuple[tuple[str, str], ...]:
 
 def _is_pair(value: Any) -> bool:
     """Return whether *value* is a string that is not empty and another string."""
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(isinstance(each, str) for each in value)
-        and bool(value[0])
-    )
+    return _are_texts(value) and len(value) == 2 and bool(value[0])
 
 
 def _check_pattern(pattern: str) -> str:
@@ -141,22 +124,9 @@ def _check_pattern(pattern: str) -> str:
 
 def _size(value: Any) -> tuple[int, int]:
     pair = value if isinstance(value, list | tuple) else (value, value)
-    if len(pair) != 2 or not all(_is_integral(each) and 1 <= each <= MAX_UNITS for each in pair):
+    if len(pair) != 2 or not all(_is_integral(size) and 1 <= size <= MAX_UNITS for size in pair):
         raise _error(f"must be an integer from 1 to {MAX_UNITS}, or a list of two: height and width")
     return int(pair[0]), int(pair[1])
-
-
-def _range(value: Any) -> tuple[float, float]:
-    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
-    if not is_pair or not 0 < value[0] <= value[1]:
-        raise _error("must be a list of two numbers above 0, the smaller one first")
-    return float(value[0]), float(value[1])
-
-
-def _file_name(value: Any) -> str:
-    if not isinstance(value, str) or value in ("", ".", "..") or set(value) & {"/", "\0"}:
-        raise _error("must be the name of a file or folder, without a path")
-    return value
 
 
 def _strategy(value: Any) -> Any:
@@ -166,7 +136,7 @@ def _strategy(value: Any) -> Any:
 
 def _devices(value: Any) -> str | tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str) for each in names):
+    if not names or not _are_texts(names):
         raise _error("must be the name of a device, or a list of names")
     for name in names:
         if not DEVICE.fullmatch(name):
@@ -218,11 +188,18 @@ Fraction = Annotated[float, number("a number from 0 to 1", lambda value: 0 <= va
 Finite = Annotated[float, number("a finite number", math.isfinite)]
 Size = Annotated[tuple[int, int], BeforeValidator(_size)]
 """The height and the width of an image; one number is both."""
-Range = Annotated[tuple[float, float], BeforeValidator(_range)]
+Range = Annotated[
+    tuple[float, float],
+    accept(
+        "a list of two numbers above 0, the smaller one first",
+        _is_range,
+        lambda value: (float(value[0]), float(value[1])),
+    ),
+]
 """The smallest and the largest value of a positive number."""
 Decay = Annotated[float, number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, number("a number above 0 and of at most 1", lambda value: 0 < value <= 1)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[bool, accept("true or false", lambda value: isinstance(value, bool))]
 Precision = Literal["f32", "tf32", "bf16", "fp16"]
 """IEEE float32, float32 with TF32 in CUDA's matrix products, or autocast to a half-precision dtype."""
 BURN_STRATEGIES = {"DistributedDataParallel": "ddp", "OptimMainDevice": "ddp", "OptimSharded": "fsdp"}
@@ -235,22 +212,34 @@ Strategy = Annotated[Literal["auto", "ddp", "fsdp"], BeforeValidator(_strategy)]
 """How several ranks train one model: ``auto`` and ``ddp`` add gradients, ``fsdp`` shards the parameters."""
 StepKind = Literal["auto", "eager", "captured"]
 """``auto``: capture training steps in a CUDA graph if possible; ``captured``: or warn; ``eager``: never."""
-Compile = Annotated[bool | str, BeforeValidator(_compile)]
-Resident = Annotated[bool | Literal["auto"], BeforeValidator(_resident)]
-Text = Annotated[str, BeforeValidator(_text)]
+Compile = Annotated[
+    bool | str, accept(f"true, false, or one of {', '.join(COMPILE_MODES)}", _is_flag_or(*COMPILE_MODES))
+]
+Resident = Annotated[bool | Literal["auto"], accept("true, false or 'auto'", _is_flag_or("auto"))]
+_text = accept("a string that is not empty", _is_text)
+Text = Annotated[str, _text]
 DATA_PATH = "path to data"
 """Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
-DataPath = Annotated[str, BeforeValidator(_text), DATA_PATH]
-Character = Annotated[str, BeforeValidator(_character)]
-Spellings = Annotated[tuple[str, ...], BeforeValidator(_spellings)]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+DataPath = Annotated[str, _text, DATA_PATH]
+Character = Annotated[
+    str,
+    accept(
+        "one character of ASCII, such as ';', and neither a quote nor a line break",
+        _is_character,
+    ),
+]
+Spellings = Annotated[tuple[str, ...], accept("a list of texts, which may be empty", _are_texts, tuple)]
+Texts = Annotated[tuple[str, ...], accept("a list of names", _are_names, tuple)]
+Patterns = Annotated[
+    tuple[str, ...],
+    accept("a list of regular expressions", _are_names, lambda value: tuple(map(_check_pattern, value))),
+]
 """Regular expressions, searched for in a name."""
 Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]
 """Pairs of a regular expression and its replacement, applied in order."""
 ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidator(_class_weights)]
 """A weight for each class, or ``balanced``."""
-FileName = Annotated[str, BeforeValidator(_file_name)]
+FileName = Annotated[str, accept("the name of a file or folder, without a path", _is_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""
 UNPORTABLE_OPTIMIZERS = ("adadelta", "adagrad", "nadam", "radam", "rmsprop", "sparseadam")

@@ -36,7 +36,7 @@ def parse_file_list(content: bytes, source: Path | str) -> dict[str, str]:
     directory.
     """
     try:
-        entries = [(each["relpath"], each["md5"]) for each in json.loads(content)]
+        entries = [(entry["relpath"], entry["md5"]) for entry in json.loads(content)]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StageError(f"{source} is not a list of files of DVC: {error!s:.200}") from error
     check_file_names([path for path, _ in entries], source)

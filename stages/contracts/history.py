@@ -1,11 +1,17 @@
-"""The epoch values of a run, which retention, early stopping, curves and the summary use."""
+"""The epoch values of a run, which retention, early stopping, curves and the summary use.
+
+The names of metrics are also the names of files.
+"""
 
 import math
+import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+
+from stages.contracts.errors import BuilderError
 
 
 class Split(StrEnum):
@@ -60,8 +66,8 @@ class Series:
     def at(self, epoch: int) -> float | None:
         """Return the value of *epoch*; None if it has none."""
         place = bisect_left(self.epochs, epoch)
-        found = place < len(self.epochs) and self.epochs[place] == epoch
-        return self.values[place] if found else None
+        is_measured = place < len(self.epochs) and self.epochs[place] == epoch
+        return self.values[place] if is_measured else None
 
     def best(self, direction: Direction, min_delta: float) -> int | None:
         """Return the last epoch that improved on all before by more than *min_delta*; None if none is finite.
@@ -129,8 +135,8 @@ class History:
 
     def at(self, epoch: int) -> list[Value]:
         """Return the values of *epoch*, in the order of their metrics' first values."""
-        found = ((name, series.at(epoch)) for name, series in self._series.items())
-        return [Value(epoch, *name, value) for name, value in found if value is not None]
+        values = ((name, series.at(epoch)) for name, series in self._series.items())
+        return [Value(epoch, *name, value) for name, value in values if value is not None]
 
     def series(self, split: Split, metric: str) -> dict[int, float]:
         """Return epoch to value, ascending; empty if the metric was not measured."""
@@ -149,3 +155,38 @@ class History:
         """
         series = self._series.get((split, metric))
         return series.best(direction, min_delta) if series else None
+
+
+MAX_NAME_BYTES = 200
+"""The longest name; a file system has 255 bytes for it, an extension, and the marks of temporary files."""
+
+
+def format_file_name(metric: str, extension: str) -> str:
+    """Return *metric* with spaces replaced by ``_``, as Burn does, and the *extension*.
+
+    Raises `BuilderError` for a name that leads out of its folder, that a table cannot contain, or that is too
+    long for a file.
+    """
+    if not metric or ".." in metric or any(character in "/\\" or character < " " for character in metric):
+        raise BuilderError(
+            f"a metric is named {metric!r}, which cannot be the name of a file: rename it, without slashes, "
+            "'..' and control characters"
+        )
+    if (size := len(os.fsencode(metric))) > MAX_NAME_BYTES:
+        raise BuilderError(
+            f"a metric is named {metric!r:.40}…, which has {size} bytes: use a name of at most "
+            f"{MAX_NAME_BYTES}"
+        )
+    return f"{metric.replace(' ', '_')}.{extension}"
+
+
+def check_file_names(metrics: Iterable[str]) -> None:
+    """Raise `BuilderError` if one of *metrics* cannot be the name of a file, or two have the same file."""
+    others: dict[str, str] = {}
+    for metric in metrics:
+        other = others.setdefault(format_file_name(metric, "log"), metric)
+        if other != metric:
+            raise BuilderError(
+                f"metrics {other!r} and {metric!r} would share the file {format_file_name(metric, 'log')}: "
+                "rename one of them"
+            )

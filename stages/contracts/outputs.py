@@ -80,8 +80,19 @@ def count_targets(targets: "Tensor") -> "int | Tensor":
     return int(count) if targets.is_cpu else count
 
 
+class _Batch:
+    """The base of outputs with targets for each sample."""
+
+    targets: "Tensor"
+
+    @property
+    def size(self) -> int:
+        """The number of samples, B."""
+        return self.targets.shape[0]
+
+
 @dataclass(frozen=True)
-class ClassificationOutput:
+class ClassificationOutput(_Batch):
     """Classification with one class per sample or position. Burn's output of the same name."""
 
     loss: "Tensor"
@@ -97,14 +108,9 @@ class ClassificationOutput:
     """The divisor of the loss, such as the number of targets that are not ignored; None: the number of
     samples."""
 
-    @property
-    def size(self) -> int:
-        """The number of samples, B."""
-        return self.targets.shape[0]
-
 
 @dataclass(frozen=True)
-class MultiLabelClassificationOutput:
+class MultiLabelClassificationOutput(_Batch):
     """Classification with any number of labels per sample. Burn's output of the same name."""
 
     loss: "Tensor"
@@ -116,14 +122,9 @@ class MultiLabelClassificationOutput:
     weight: "Weight | None" = None
     """The divisor of the loss, such as the sum of the weights of the samples; None: their number."""
 
-    @property
-    def size(self) -> int:
-        """The number of samples, B."""
-        return self.targets.shape[0]
-
 
 @dataclass(frozen=True)
-class RegressionOutput:
+class RegressionOutput(_Batch):
     """Regression with one or more numbers per sample. Burn's output of the same name."""
 
     loss: "Tensor"
@@ -135,14 +136,9 @@ class RegressionOutput:
     weight: "Weight | None" = None
     """The divisor of the loss, such as the number of predicted numbers; None: the number of samples."""
 
-    @property
-    def size(self) -> int:
-        """The number of samples, B."""
-        return self.targets.shape[0]
-
 
 @dataclass(frozen=True)
-class SequenceOutput:
+class SequenceOutput(_Batch):
     """A sequence of *T* tokens from a vocabulary of *V*. Burn's output of the same name."""
 
     loss: "Tensor"
@@ -156,11 +152,6 @@ class SequenceOutput:
     weight: "Weight | None" = None
     """The divisor of the loss, such as the number of tokens that are not padding; None: the number of
     sequences."""
-
-    @property
-    def size(self) -> int:
-        """The number of samples, B."""
-        return self.targets.shape[0]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Transfer of batches between devices."""
+"""Transfer of batches between devices, and the share of each rank in a batch.
+
+Rank r of R takes a contiguous part of its n samples. The parts differ by at most one sample, and together
+they are the batch, so that the ranks train on what one process would train on. Rank 0 has a sample of every
+batch that has any.
+"""
 
 from collections import UserDict
 from collections.abc import Callable
@@ -48,7 +53,7 @@ def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any],
     if isinstance(batch, tuple | list):
         return type(batch)([inner(part) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{each.name: inner(getattr(batch, each.name)) for each in fields(batch)})
+        return replace(batch, **{field.name: inner(getattr(batch, field.name)) for field in fields(batch)})
     if isinstance(batch, dict):
         return {name: inner(part) for name, part in batch.items()}
     if isinstance(batch, UserDict):
@@ -56,3 +61,12 @@ def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any],
         changed.data = {name: inner(part) for name, part in batch.data.items()}
         return changed
     return batch
+
+
+def share_of(samples: int, rank: int, size: int) -> slice:
+    """Return the part of *samples* samples that *rank* of *size* ranks takes.
+
+    >>> [share_of(5, rank, 2) for rank in range(2)]
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    return slice(-(-samples * rank // size), -(-samples * (rank + 1) // size))

@@ -1,13 +1,16 @@
 """Lookup of parts by name: built-in names first, then entry points, then import paths.
 
-``params.yaml`` can name any importable code, so it must be trusted like code.
+``params.yaml`` can name any importable code, so it must be trusted like code. Optional dependencies are
+imported when they are used.
 """
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,10 +51,10 @@ def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
     registered = {point.name: point.value for point in entry_points(group=f"stages.{part}s")}
     if name in registered:
         return registered[name]
-    known = sorted({*built_in, *registered})
+    names = sorted({*built_in, *registered})
     raise PluginError(
-        f"no {part} is named {name!r}.{closest(name, known)}\n"
-        f"    built in or registered: {', '.join(known) or 'none'}\n"
+        f"no {part} is named {name!r}.{closest(name, names)}\n"
+        f"    built in or registered: {', '.join(names) or 'none'}\n"
         f"    for your own, write its import path, for example 'my_lab.parts:{_class_name(name)}'"
     )
 
@@ -120,26 +123,33 @@ def _import(part: str, path: str) -> ModuleType:
 
 def _find_attribute(part: str, path: str, module: ModuleType) -> Any:
     module_name, _, attribute = path.partition(":")
-    found: Any = module
+    member: Any = module
     for name in attribute.split("."):
-        if not hasattr(found, name):
-            public = [known for known in vars(found) if not known.startswith("_")]
+        if not hasattr(member, name):
+            public = [name for name in vars(member) if not name.startswith("_")]
             raise PluginError(
                 f"{part} {path!r} cannot be found: {module_name!r} imports, "
                 f"but has no {attribute!r}.{closest(attribute, public)}"
             )
-        found = getattr(found, name)
-    return found
+        member = getattr(member, name)
+    return member
 
 
 def _check_origin(part: str, path: str, module: ModuleType) -> None:
     """Raise `PluginError` if *module* is another one than the module of that name in the current folder."""
     base = Path(*path.partition(":")[0].split("."))
-    own = [each.resolve() for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()]
+    local_files = [
+        path.resolve() for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()
+    ]
     origin = getattr(module, "__file__", None)  # a built-in module has none
-    if own and origin and Path(origin).resolve() not in own and base.parts[0] not in _OWN_PACKAGES:
+    if (
+        local_files
+        and origin
+        and Path(origin).resolve() not in local_files
+        and base.parts[0] not in _OWN_PACKAGES
+    ):
         raise PluginError(
-            f"{part} {path!r} is found in {origin}: installed modules come first, so {own[0]} is not "
+            f"{part} {path!r} is found in {origin}: installed modules come first, so {local_files[0]} is not "
             "imported. Rename your module"
         )
 
@@ -170,3 +180,26 @@ def _import_error(what: str, module_name: str, error: BaseException) -> PluginEr
 
 def _class_name(name: str) -> str:
     return "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Name"
+
+
+def load_extra(module: str, extra: str, user: str) -> Any:
+    """Import and return *module*, which the extra *extra* of learner-pipeline installs.
+
+    *user* names the part that needs it in the error message. Raises `PluginError` if *module* cannot be
+    imported.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise _missing(module, extra, user, f"cannot be imported: {error}") from error
+
+
+def check_extra(module: str, extra: str, user: str) -> None:
+    """Raise `PluginError`, as `load_extra` does, if *module* is not installed; it is not imported."""
+    if find_spec(module.partition(".")[0]) is None:
+        raise _missing(module, extra, user, "is not installed")
+
+
+def _missing(module: str, extra: str, user: str, reason: str) -> PluginError:
+    name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
+    return PluginError(f"{user} needs {name}, which {reason}. Run `pip install 'learner-pipeline[{extra}]'`")

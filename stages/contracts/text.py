@@ -107,7 +107,7 @@ def replace_unprintable(text: str, *, keep: str = "") -> str:
     """Return *text* with control characters, line breaks and invisible characters replaced, except *keep*."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in keep else "�" for each in text)
+    return "".join(character if character.isprintable() or character in keep else "�" for character in text)
 
 
 def hide_passwords(text: str) -> str:

@@ -58,9 +58,9 @@ def explain(error: BaseException) -> str:
     The text is bounded, and its first line is ``Type: message``.
     """
     lines: list[str] = []
-    for number, each in enumerate(_chain(error)):
-        head = [f"caused by {summary(each)}" if number else summary(each)]
-        lines += [*head, *(f"  {line}" for line in _format_frames(_frames(each)))]
+    for number, cause in enumerate(_chain(error)):
+        head = [f"caused by {summary(cause)}" if number else summary(cause)]
+        lines += [*head, *(f"  {line}" for line in _format_frames(_frames(cause)))]
     return "\n".join(lines)
 
 
@@ -72,7 +72,7 @@ def location(error: BaseException) -> str:
 
 def user_frames(error: BaseException) -> list[Frame]:
     """Return the user's frames of *error*, or of the first of its causes that has some, outermost first."""
-    return next((frames for each in _chain(error) if (frames := _frames(each))), [])
+    return next((frames for cause in _chain(error) if (frames := _frames(cause))), [])
 
 
 def summary(error: BaseException) -> str:
@@ -124,8 +124,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _frames(error: BaseException) -> list[Frame]:
     """Return the user's frames of *error* itself; of a shipped model's, if it has no others."""
     frames = _all_frames(error)
-    return [each for each in frames if is_user_file(each.path)] or [
-        each for each in frames if _is_shipped_model(each.path)
+    return [frame for frame in frames if is_user_file(frame.path)] or [
+        frame for frame in frames if _is_shipped_model(frame.path)
     ]
 
 
@@ -158,17 +158,17 @@ def _worker_frames(text: str) -> list[Frame]:
     """Return the frames of the last traceback in *text* that has frames of the user."""
     for block in reversed(text.split(TRACEBACK)[1:]):
         frames = [
-            Frame(found["path"], int(found["line"]), found["function"]) for found in FRAME.finditer(block)
+            Frame(match["path"], int(match["line"]), match["function"]) for match in FRAME.finditer(block)
         ]
-        if any(is_user_file(each.path) for each in frames):
+        if any(is_user_file(frame.path) for frame in frames):
             return frames
     return []
 
 
 def _worker_message(text: str) -> str:
     """Return the messages in *text*, from `_worker_text`: of the last traceback, or of a group."""
-    _, found, group = text.rpartition(GROUP)
-    if not found:
+    _, mark, group = text.rpartition(GROUP)
+    if not mark:
         return _last_message(text.rpartition(TRACEBACK)[2])
     lines = [
         line for line in group.splitlines() if line.strip() and not line.startswith(("  ", TRACEBACK[:-1]))

@@ -24,14 +24,14 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
     Errors that follow from another error are left out: for a list with an invalid item, and for a required
     key that is misspelled.
     """
-    found: list[Any] = error.errors(include_url=False)
-    locations = [each["loc"] for each in found]
-    unknown = [each["loc"] for each in found if each["type"] == "extra_forbidden"]
+    errors: list[Any] = error.errors(include_url=False)
+    locations = [detail["loc"] for detail in errors]
+    unknown = [detail["loc"] for detail in errors if detail["type"] == "extra_forbidden"]
     lines = [
-        _line(_find(model, each["loc"]), each)
-        for each in found
-        if not any(_is_inside(other, each["loc"]) for other in locations)
-        and not (each["type"] == "missing" and _is_misspelled(model, each["loc"], unknown))
+        _line(_find(model, detail["loc"]), detail)
+        for detail in errors
+        if not any(_is_inside(other, detail["loc"]) for other in locations)
+        and not (detail["type"] == "missing" and _is_misspelled(model, detail["loc"], unknown))
     ]
     return list(dict.fromkeys(lines))  # pydantic reports each missing item of a list that is too short
 
@@ -63,12 +63,12 @@ class _Place:
     @property
     def kinds(self) -> list[str]:
         """The kinds that the value may have."""
-        return [_tag(each) for each in _models(self.annotation)]
+        return [_tag(model) for model in _models(self.annotation)]
 
     @property
     def choices(self) -> list[str]:
         """The strings that the value may be."""
-        return [each for member in _members(self.annotation) for each in _strings(member)]
+        return [choice for member in _members(self.annotation) for choice in _strings(member)]
 
     @property
     def has_default(self) -> bool:
@@ -93,8 +93,8 @@ def _message(place: _Place, error: Mapping[str, Any]) -> str:
         case "value_error":
             return str(error["msg"]).removeprefix("Value error, ")
         case "extra_forbidden":
-            known = list(place.section.model_fields)
-            return f"unknown key.{closest(str(place.keys[-1]), known)} Known: {', '.join(known)}"
+            names = list(place.section.model_fields)
+            return f"unknown key.{closest(str(place.keys[-1]), names)} Known: {', '.join(names)}"
         case "missing":
             if isinstance(place.keys[-1], int):
                 return f"must have more items; found {format_value(value)}"
@@ -141,8 +141,8 @@ def _expectation(place: _Place, error: Mapping[str, Any]) -> str:
     return f"{expected}; found {format_value(value)}{hint}"
 
 
-def _advice(value: Any, known: Sequence[str]) -> str:
-    question = closest(value, known) if isinstance(value, str) else ""
+def _advice(value: Any, names: Sequence[str]) -> str:
+    question = closest(value, names) if isinstance(value, str) else ""
     return f".{question}" if question else ""
 
 
@@ -157,25 +157,25 @@ def _is_inside(location: Location, outer: Location) -> bool:
 
 def _is_misspelled(model: type[BaseModel], location: Location, unknown: Sequence[Location]) -> bool:
     """Return whether an *unknown* key beside the missing one at *location* is close to its name."""
-    known = list(_find(model, location).section.model_fields)
-    beside = [each for each in unknown if each[:-1] == location[:-1]]
-    return any(get_close_matches(str(each[-1]), known, n=1) == [location[-1]] for each in beside)
+    names = list(_find(model, location).section.model_fields)
+    beside = [other for other in unknown if other[:-1] == location[:-1]]
+    return any(get_close_matches(str(other[-1]), names, n=1) == [location[-1]] for other in beside)
 
 
 def _find(model: type[BaseModel], location: Location) -> _Place:
     keys: list[int | str] = []
-    here: Any = model
+    annotation: Any = model
     section = model
     for part in location:
-        models = _models(here)
-        tagged = [each for each in models if part in (_tag(each), each.__name__)]
+        models = _models(annotation)
+        tagged = [member for member in models if part in (_tag(member), member.__name__)]
         if len(models) > 1 and tagged:
-            here = tagged[0]
+            annotation = tagged[0]
             continue
         keys.append(part)
         section = models[0] if models else section
-        here = _inside(section, part) if models else _item(here, part)
-    return _Place(tuple(keys), here, section)
+        annotation = _inside(section, part) if models else _item(annotation, part)
+    return _Place(tuple(keys), annotation, section)
 
 
 def _inside(model: type[BaseModel], key: int | str) -> Any:
@@ -198,7 +198,7 @@ def _item(annotation: Any, index: int | str) -> Any:
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     members = _members(annotation)
-    return [each for each in members if isinstance(each, type) and issubclass(each, BaseModel)]
+    return [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -206,14 +206,14 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [member for each in get_args(annotation) for member in _members(each)]
+        return [member for inner in get_args(annotation) for member in _members(inner)]
     return [annotation]
 
 
 def _strings(annotation: Any) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return [str(each.value) for each in annotation]
-    return [str(each) for each in get_args(annotation)] if get_origin(annotation) is Literal else []
+        return [str(member.value) for member in annotation]
+    return [str(choice) for choice in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 def _tag(model: type[BaseModel]) -> str:

@@ -57,7 +57,7 @@ class NormalizeBatcher:
             self._scale = 1.0 / std
             self._offset = torch.tensor(-mean / std)
             self._offsets: dict[torch.device, Tensor] = {}
-        means, divisors = (torch.tensor(each, dtype=torch.float64) for each in (mean, std))
+        means, divisors = (torch.tensor(numbers, dtype=torch.float64) for numbers in (mean, std))
         is_large = bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any())
         self._exact = (means, divisors) if is_large else None
 
@@ -93,7 +93,7 @@ class NormalizeBatcher:
         """Return *stored* in float32, normalized in float64, which MPS lacks."""
         wide = stored.cpu() if stored.device.type == "mps" else stored
         shape = (-1, *[1] * (stored.ndim - 2)) if mean.ndim or std.ndim else ()
-        mean, std = (each.expand_as(mean + std).reshape(shape).to(wide.device) for each in (mean, std))
+        mean, std = (numbers.expand_as(mean + std).reshape(shape).to(wide.device) for numbers in (mean, std))
         return ((wide.to(torch.float64) - mean) / std).to(torch.float32).to(stored.device)
 
     def _offset_on(self, device: torch.device) -> Tensor:
@@ -109,7 +109,7 @@ class ChannelScale:
     """
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        means, divisors = (torch.tensor(each, dtype=torch.float64).reshape(-1) for each in (mean, std))
+        means, divisors = (torch.tensor(numbers, dtype=torch.float64).reshape(-1) for numbers in (mean, std))
         if len(means) != len(divisors) and 1 not in (len(means), len(divisors)):
             raise BuilderError(
                 f"mean and std must have the same number of values; found {len(means)} and {len(divisors)}"
@@ -200,14 +200,14 @@ def build_batcher(use: Use, normalization: Normalization) -> Batcher:
     A class is built with the arguments in *use*, and with ``mean`` and ``std`` of *normalization* if it takes
     them; a function receives the arguments at each call. Raises `PluginError` if it cannot be built.
     """
-    found = plugins.find("batcher", use.kind, BATCHERS)
+    batcher = plugins.find("batcher", use.kind, BATCHERS)
     arguments = arguments_of(use)
-    if isinstance(found, type):
-        offered = plugins.select_accepted(found, {"mean": normalization.mean, "std": normalization.std})
-        found = plugins.build("batcher", use.kind, found, {**offered, **arguments})
+    if isinstance(batcher, type):
+        offered = plugins.select_accepted(batcher, {"mean": normalization.mean, "std": normalization.std})
+        batcher = plugins.build("batcher", use.kind, batcher, {**offered, **arguments})
     elif arguments:
-        found = partial(found, **arguments)
+        batcher = partial(batcher, **arguments)
     try:
-        return as_batcher(found)
+        return as_batcher(batcher)
     except BuilderError as error:
         raise PluginError(f"batcher {use.kind!r}: {error}") from None

@@ -92,17 +92,17 @@ def _array(value: Any, name: str) -> np.ndarray:
 def _check_values(array: np.ndarray, name: str) -> None:
     """Raise `DataError` if *array* has a value that is not finite, or not of its stored type."""
     if array.dtype.kind == "f":
-        found = _find_first(array, lambda block: ~np.isfinite(block))
-        if found:
-            raise DataError(f"{name} must be finite; found {found}. Correct or remove the sample")
+        value = _find_first(array, lambda block: ~np.isfinite(block))
+        if value:
+            raise DataError(f"{name} must be finite; found {value}. Correct or remove the sample")
     if array.dtype.kind == "f" and array.dtype.itemsize == 8:
-        found = _find_first(array, _exceeds_float32)
-        if found:
-            raise DataError(f"{name} must fit into float32; found {found}. Scale the values")
+        value = _find_first(array, _exceeds_float32)
+        if value:
+            raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        found = _find_first(array, lambda block: block > np.iinfo(np.int64).max)
-        if found:
-            raise DataError(f"{name} must fit into int64; found {found}. Scale the values or renumber them")
+        value = _find_first(array, lambda block: block > np.iinfo(np.int64).max)
+        if value:
+            raise DataError(f"{name} must fit into int64; found {value}. Scale the values or renumber them")
 
 
 def _check_classes(targets: np.ndarray, inputs: np.ndarray, name: str) -> None:
@@ -113,14 +113,14 @@ def _check_classes(targets: np.ndarray, inputs: np.ndarray, name: str) -> None:
             "or floats for regression"
         )
     ignored = IGNORED_TARGET if targets.ndim > 1 else 0
-    if found := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
+    if value := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
         raise DataError(
-            f"{name}: class targets must be non-negative; found {found}. Number the classes from 0, "
+            f"{name}: class targets must be non-negative; found {value}. Number the classes from 0, "
             "or save floats for regression"
         )
-    if found := _find_first(targets, lambda block: block >= MAX_CLASSES):
+    if value := _find_first(targets, lambda block: block >= MAX_CLASSES):
         raise DataError(
-            f"{name}: class targets must be below {MAX_CLASSES:,}; found {found}. Number the classes from 0, "
+            f"{name}: class targets must be below {MAX_CLASSES:,}; found {value}. Number the classes from 0, "
             "or save floats for regression"
         )
 

@@ -53,7 +53,7 @@ class DeviceLoader:
         """Return the same batches, each a `DeferredBatch` if the split is on the device."""
         if self._gather is not None:
             indices = filter(len, self._host.order.batches(epoch, first, self._device))
-            return (DeferredBatch(each, self._gather) for each in indices)
+            return (DeferredBatch(rows, self._gather) for rows in indices)
         batches = self._copy(self._source.batches(epoch, first))
         return map(self._finish, batches) if self._finish else batches
 

@@ -1,15 +1,161 @@
 """The batches of a split on the host, loaded in this process or by worker processes."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import ctypes
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from multiprocessing.util import Finalize
+from signal import SIGINT
 from typing import Any
 
-from stages.data.augment.augmentation import Augmenter
-from stages.data.batchers import Batcher
-from stages.data.datasets import Dataset
-from stages.data.fetcher import Fetcher, Place
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from stages.contracts.errors import DataError
+from stages.data.augmentation import Augmenter
+from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
+from stages.data.datasets import Dataset, ImageFileDataset, TensorDataset
 from stages.data.order import Order
-from stages.data.worker_pool import WorkerPool
+from stages.data.padding import PadBatcher
+from stages.devices.rng import preserve_random_state, seed_sample
+from stages.system.worker_signals import RESET, block_signals, prepare_worker
+
+Place = tuple[int, int, Sequence[int] | Tensor, int]
+"""The epoch of a batch, its position in it, counted from 0, the indices of its samples, and the rank."""
+
+
+class Fetcher:
+    """A source of the batches of every epoch, in this process or, pickled, in a worker.
+
+    The random numbers that a sample draws depend on (seed, epoch, index); those of ``__getitems__`` and of
+    the batcher depend on (seed, epoch, position of the batch), and on the rank unless it is 0.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batcher: Batcher, seed: int, augmenter: Augmenter | None = None
+    ) -> None:
+        self._dataset = dataset
+        self._batcher = batcher
+        self._augmenter = augmenter
+        self.seed = seed
+        self._draws_samples = type(dataset) not in (TensorDataset, ImageFileDataset)
+        self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher, PadBatcher)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """True if the dataset, a transform or the batcher may draw from the global generators."""
+        draws_inputs = self._augmenter is not None and self._augmenter.runs_user_code
+        return self._draws_samples or draws_inputs or self._draws_batches
+
+    def __getitem__(self, place: Place) -> Any:
+        """Return the batch at *place*.
+
+        Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch,
+        or SystemExit, which would end a worker without a message.
+        """
+        try:
+            return self._batch(*place)
+        except (StopIteration, SystemExit) as error:
+            raise RuntimeError(
+                f"batch {place[1]}: the dataset or the batcher raised {type(error).__name__}"
+            ) from error
+
+    def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor, rank: int) -> Any:
+        path = position, *(("rank", rank) if rank else ())
+        if self._draws_samples:
+            with preserve_random_state():
+                items = self._draw(epoch, torch.as_tensor(indices).tolist(), path)
+        else:
+            items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # one of these two
+        if self._augmenter is not None:
+            with preserve_random_state() if self._augmenter.runs_user_code else nullcontext():
+                items = self._augmenter.augment(items, epoch, indices)
+        if not self._draws_batches:
+            return self._batcher.batch(items)
+        with preserve_random_state():
+            seed_sample(self.seed, epoch, "batcher", *path)
+            return self._batcher.batch(items)
+
+    def _draw(self, epoch: int, indices: list[int], path: Sequence[int | str]) -> Any:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        if fetch is None:
+            return [self._sample(epoch, index) for index in indices]
+        seed_sample(self.seed, epoch, "batch", *path)
+        return fetch(indices)
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        seed_sample(self.seed, epoch, index)
+        return self._dataset[index]
+
+
+class WorkerPool:
+    """Worker processes that run until the pool is garbage-collected or this process exits.
+
+    They have the dataset and the batcher as they were when the pool was created. They do not use torch's
+    global generator.
+    """
+
+    def __init__(self, fetcher: Fetcher, workers: int) -> None:
+        may_exit = multiprocessing.RawValue(ctypes.c_bool)
+        Finalize(self, setattr, (may_exit, "value", True), exitpriority=0)  # multiprocessing ends them next
+        self._places = _Places()
+        self._loader: TorchDataLoader[Any] = TorchDataLoader(
+            _WorkerFetcher(fetcher),  # type: ignore[arg-type]  # structurally a dataset of batches
+            batch_size=None,
+            sampler=self._places,
+            collate_fn=_identity,
+            num_workers=workers,
+            persistent_workers=True,
+            generator=torch.Generator().manual_seed(fetcher.seed),
+            worker_init_fn=partial(prepare_worker, may_exit),
+        )
+        with block_signals(SIGINT, *RESET):
+            iter(self._loader)
+
+    def batches(self, places: Iterable[Place]) -> Iterator[Any]:
+        """Return an iterator over the batches at *places*; batches of an earlier call are dropped.
+
+        It raises the `DataError` that a worker has raised, without the traceback that torch adds.
+        """
+        self._places.places = places
+        return map(_raise_error, iter(self._loader))
+
+
+class _WorkerFetcher:
+    """A fetcher that returns a `DataError` instead of raising it."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def __getitem__(self, place: Place) -> Any:
+        try:
+            return self._fetcher[place]
+        except DataError as error:
+            return error
+
+
+def _raise_error(batch: Any) -> Any:
+    """Return *batch*, or raise it if it is an error."""
+    if isinstance(batch, DataError):
+        raise batch
+    return batch
+
+
+class _Places:
+    """A sampler for torch's loader, which iterates over it once in each pass."""
+
+    def __init__(self) -> None:
+        self.places: Iterable[Place] = ()
+
+    def __iter__(self) -> Iterator[Place]:
+        for epoch, position, indices, rank in self.places:
+            yield epoch, position, torch.as_tensor(indices).tolist(), rank
+
+
+def _identity(batch: Any) -> Any:
+    return batch
 
 
 class HostLoader:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.records.limits import Limits
 
 CHANNELS = {"rgb": 3, "gray": 1}
@@ -152,7 +152,7 @@ class FileNames(Sequence[str]):
     def of(cls, names: Sequence[str]) -> Self:
         """Return *names* as two arrays."""
         encoded = [os.fsencode(name) for name in names]
-        ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
+        ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def __len__(self) -> int:
@@ -199,12 +199,12 @@ class ImageFiles:
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         chosen = np.arange(len(self))[rows]
-        found = np.empty((len(chosen), *self.form.shape), np.uint8)
+        images = np.empty((len(chosen), *self.form.shape), np.uint8)
         decoder = ImageDecoder(self.form)
-        for image, row in zip(found, chosen, strict=True):
+        for image, row in zip(images, chosen, strict=True):
             name = self.names[row]
             put(image, decoder.decode(name, decoder.read(name)))
-        return found
+        return images
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
         return self[:].astype(dtype or np.uint8, copy=False)
@@ -212,8 +212,8 @@ class ImageFiles:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the names, sizes and hashes of the files as arrays. The files must have been read."""
         names = FileNames.of(self.names)
-        found = {"names": names.text, "name_ends": names.ends, "sizes": self.sizes, "hashes": self.hashes}
-        return {name: array for name, array in found.items() if array is not None}
+        arrays = {"names": names.text, "name_ends": names.ends, "sizes": self.sizes, "hashes": self.hashes}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     @classmethod
     def from_arrays(cls, form: ImageFormat, arrays: Mapping[str, np.ndarray]) -> Self:

@@ -11,7 +11,7 @@ import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.outputs import is_counted
-from stages.data.augment.augmentation import Augmentation, Augmenter, check_augmentation
+from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher, is_per_sample
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.device_loader import DeviceLoader, Transfer
@@ -74,7 +74,7 @@ class DataLoaderBuilder:
         the sample. Batches of an augmented dataset are always made on the CPU. Raises `BuilderError` for
         an augmentation that cannot be called.
         """
-        self._augmentations = [check_augmentation(each) for each in augmentations]
+        self._augmentations = [check_augmentation(augmentation) for augmentation in augmentations]
         return self
 
     def bucket(self) -> Self:
@@ -231,7 +231,10 @@ class DataLoader:
         batches = read(self.epoch, first)
         if all(map(self.order.has_share, (0, len(self) - 1))):  # the last batch is the smallest
             return batches
-        return (next(batches) if self.order.has_share(each) else None for each in range(first, len(self)))
+        return (
+            next(batches) if self.order.has_share(iteration) else None
+            for iteration in range(first, len(self))
+        )
 
 
 def _limit_workers(workers: int) -> int:

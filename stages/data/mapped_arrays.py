@@ -34,15 +34,15 @@ def release(array: np.ndarray) -> None:
 
 def gather(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return *rows*, in ascending order, of a mapped *array*; at most `SPAN_BYTES` of it are resident."""
-    found = np.empty((len(rows), *array.shape[1:]), array.dtype)
+    gathered = np.empty((len(rows), *array.shape[1:]), array.dtype)
     span = max(1, SPAN_BYTES // max(1, array.nbytes // len(array)))
     start = 0
     while start < len(rows):
         stop = int(np.searchsorted(rows, rows[start] + span))
-        found[start:stop] = array[rows[start:stop]]
+        gathered[start:stop] = array[rows[start:stop]]
         release(array)
         start = stop
-    return found
+    return gathered
 
 
 def _find_mapping(array: Any) -> mmap.mmap | None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
+from stages.contracts.placement import share_of
 from stages.contracts.seeds import derive_seed
-from stages.contracts.shares import share_of
 
 CPU = torch.device("cpu")
 MAX_SPLIT_BATCHES = 1024

@@ -10,8 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contracts.errors import BuilderError
 from stages.data.checks import IGNORED_TARGET
 from stages.data.datasets import Samples
-from stages.data.random_state import seed_random_state
-from stages.devices.rng import preserve_random_state
+from stages.devices.rng import preserve_random_state, seed_sample
 
 MEASURED_ROWS = 4096
 """The number of samples that are measured at a time, which bounds the memory."""
@@ -52,7 +51,7 @@ class PadBatcher:
         else:
             inputs, answers = zip(*items, strict=True)
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
-            targets = self._stack_targets([torch.as_tensor(each) for each in answers])
+            targets = self._stack_targets([torch.as_tensor(answer) for answer in answers])
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
         mask = torch.arange(longest) < lengths[:, None]
@@ -99,7 +98,7 @@ def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
 
 
 def _read_length(dataset: Any, index: int) -> int:
-    seed_random_state(0, index)  # a dataset may draw random numbers
+    seed_sample(0, index)  # a dataset may draw random numbers
     value = dataset[index][0]
     try:
         return len(value)

@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from stages.contracts.errors import DataError
 from stages.data.config import NormalizationConfig
-from stages.data.datasets import TensorDataset
+from stages.data.datasets import ImageFileDataset, TensorDataset
 from stages.data.description import DEFAULT_NORMALIZATION, describe
-from stages.data.image_dataset import ImageFileDataset
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.columns import Column, Columns, split_columns
 from stages.data.splits import SPLIT_NAMES, Splits
@@ -30,12 +29,16 @@ class Prepared:
     valid: TensorDataset | ImageFileDataset | None = None
     test: TensorDataset | ImageFileDataset | None = None
 
+    def by_name(self) -> dict[str, Any]:
+        """Return the splits by name; None for one that there is not."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
 
 def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALIZATION) -> Prepared:
     """Return the splits as tensors, with their description. Raises `DataError` as load-data does."""
     columns = split_columns(splits)
     info = describe(columns, normalization)
-    return Prepared(info, **{name: dataset(each) for name, each in columns.items()})
+    return Prepared(info, **{name: dataset(column) for name, column in columns.items()})
 
 
 def dataset(columns: Columns) -> TensorDataset:
@@ -45,8 +48,8 @@ def dataset(columns: Columns) -> TensorDataset:
 
 def write(directory: Path, prepared: Prepared) -> None:
     """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
-    splits = {name: getattr(prepared, name) for name in prepared.info.counts}
-    write_columns(directory, prepared.info, {name: _columns(each) for name, each in splits.items()})
+    splits = prepared.by_name()
+    write_columns(directory, prepared.info, {name: _columns(splits[name]) for name in prepared.info.counts})
 
 
 def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
@@ -55,8 +58,8 @@ def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
     Raises `DataError` if a file is missing or not intact.
     """
     info = read_info(directory / "dataset.json")
-    found = [name for name in info.counts if name in {"train", *names}]
-    return Prepared(info, **{name: read_split(directory, name, info.index) for name in found})
+    present = [name for name in info.counts if name in {"train", *names}]
+    return Prepared(info, **{name: read_split(directory, name, info.index) for name in present})
 
 
 def _tensor(column: Column) -> torch.Tensor:

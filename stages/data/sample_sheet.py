@@ -34,7 +34,7 @@ class SampleSheet:
     @property
     def has_images(self) -> bool:
         """True if the inputs are images (C, H, W)."""
-        return all(each.ndim == 4 for each in self.inputs)
+        return all(images.ndim == 4 for images in self.inputs)
 
     def to_png(self) -> bytes:
         """Return the images as one image, with a row for each sample and a column for each epoch.
@@ -42,15 +42,15 @@ class SampleSheet:
         Three or more channels are red, green and blue; otherwise the first one is gray. The smallest value of
         the sheet is black and the largest is white.
         """
-        low = min(float(each.min()) for each in self.inputs)
-        high = max(float(each.max()) for each in self.inputs)
-        columns = [_to_column(each, low, (high - low) or 1.0) for each in self.inputs]
-        height = max(len(each) for each in columns)
-        pixels = np.full((height, sum(each.shape[1] for each in columns), *columns[0].shape[2:]), GRAY)
-        left = 0
+        low = min(float(images.min()) for images in self.inputs)
+        high = max(float(images.max()) for images in self.inputs)
+        columns = [_to_column(images, low, (high - low) or 1.0) for images in self.inputs]
+        height = max(len(column) for column in columns)
+        pixels = np.full((height, sum(column.shape[1] for column in columns), *columns[0].shape[2:]), GRAY)
+        offset = 0
         for column in columns:
-            pixels[: len(column), left : left + column.shape[1]] = column
-            left += column.shape[1]
+            pixels[: len(column), offset : offset + column.shape[1]] = column
+            offset += column.shape[1]
         return encode_png(pixels.astype(np.uint8))
 
     def to_text(self) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.group_division import check_length, divide_groups
 
 SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
@@ -50,8 +49,8 @@ class Splits:
 
     def by_name(self) -> dict[str, Arrays]:
         """Return the splits that there are by name: train, valid, test."""
-        found = {name: getattr(self, name) for name in SPLIT_NAMES}
-        return {name: arrays for name, arrays in found.items() if arrays is not None}
+        splits = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: arrays for name, arrays in splits.items() if arrays is not None}
 
 
 def split(
@@ -86,7 +85,7 @@ def divide_samples(
     chosen = targets if train is None else targets[train]
     if not stratify:
         chosen = np.zeros(len(chosen), np.float32)
-    wanted = {name: each for name, each in fractions.items() if each and name not in named}
+    wanted = {name: fraction for name, fraction in fractions.items() if fraction and name not in named}
     if arrays.groups is not None and wanted:
         groups = np.asarray(arrays.groups)
         check_length(groups, targets, "groups")
@@ -103,8 +102,8 @@ def _find_named(names: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
     if names is None:
         return {}
     check_length(names, np.empty(count, bool), "splits")
-    found = {name: np.flatnonzero(names == name) for name in SPLIT_NAMES}
-    parts = {name: rows.astype(_index_type(count)) for name, rows in found.items() if len(rows)}
+    rows_by_name = {name: np.flatnonzero(names == name) for name in SPLIT_NAMES}
+    parts = {name: rows.astype(_index_type(count)) for name, rows in rows_by_name.items() if len(rows)}
     if sum(map(len, parts.values())) < count or "train" not in parts:
         others = sorted({str(name) for name in names} - set(SPLIT_NAMES))
         problem = f"found {', '.join(map(repr, others[:3]))}" if others else "no sample is in train"
@@ -128,21 +127,27 @@ def divide(targets: np.ndarray, fractions: Mapping[str, float], seed: int) -> di
     parts: dict[str, np.ndarray] = {}
     for name, size in sizes.items():
         rest = parts.get("train")
-        kept, drawn = _draw(targets if rest is None else targets[rest], name, size, generator)
-        parts |= {"train": kept, name: drawn} if rest is None else {"train": rest[kept], name: rest[drawn]}
+        remaining, drawn = _draw(targets if rest is None else targets[rest], name, size, generator)
+        parts |= (
+            {"train": remaining, name: drawn}
+            if rest is None
+            else {"train": rest[remaining], name: rest[drawn]}
+        )
     return parts or {"train": np.arange(len(targets), dtype=_index_type(len(targets)))}
 
 
 def _check_sizes(count: int, fractions: Mapping[str, float], sizes: Mapping[str, int]) -> None:
-    left = count - sum(sizes.values())
-    if left > 0 and all(sizes.values()):
+    rest = count - sum(sizes.values())
+    if rest > 0 and all(sizes.values()):
         return
     names = [f"{name}_fraction" for name in fractions]
-    found = " and ".join(f"{name} {each}" for name, each in zip(names, fractions.values(), strict=True))
+    requested = " and ".join(
+        f"{name} {fraction}" for name, fraction in zip(names, fractions.values(), strict=True)
+    )
     numbers = " and ".join(f"{size} for {name}" for name, size in sizes.items())
     raise DataError(
-        f"an empty split: {found} of {count} samples {'leaves' if len(names) == 1 else 'leave'} "
-        f"{left} for train and {numbers}. Change load_data.{' or load_data.'.join(names)}"
+        f"an empty split: {requested} of {count} samples {'leaves' if len(names) == 1 else 'leave'} "
+        f"{rest} for train and {numbers}. Change load_data.{' or load_data.'.join(names)}"
     )
 
 
@@ -172,12 +177,13 @@ def _draw_classes(
     chosen = np.empty(size, rows.dtype)
     from_train = _shares(counts, train, generator)
     from_drawn = _shares(counts - from_train, size, generator)
-    kept = taken = 0
+    remaining = taken = 0
     for end, count, first, second in zip(counts.cumsum(), counts, from_train, from_drawn, strict=True):
         drawn = rows[end - count : end][generator.permutation(count)]
-        rows[kept : kept + first] = drawn[:first]  # in place: kept never exceeds the start of the class
+        # in place: remaining never exceeds the start of the class
+        rows[remaining : remaining + first] = drawn[:first]
         chosen[taken : taken + second] = drawn[first : first + second]
-        kept, taken = kept + first, taken + second
+        remaining, taken = remaining + first, taken + second
     generator.shuffle(rows[:train])
     generator.shuffle(chosen)
     return rows[:train], chosen
@@ -187,8 +193,8 @@ def _count_classes(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return ``np.unique(targets, return_counts=True)`` without a sorted copy of all targets."""
     classes, counts = targets[:0], np.zeros(0, np.int64)
     for start in range(0, len(targets), CHUNK_ROWS):
-        found, numbers = np.unique(targets[start : start + CHUNK_ROWS], return_counts=True)
-        classes, places = np.unique(np.concatenate((classes, found)), return_inverse=True)
+        block_classes, numbers = np.unique(targets[start : start + CHUNK_ROWS], return_counts=True)
+        classes, places = np.unique(np.concatenate((classes, block_classes)), return_inverse=True)
         total = np.zeros(len(classes), np.int64)
         np.add.at(total, places, np.concatenate((counts, numbers)))
         counts = total
@@ -216,18 +222,73 @@ def _shares(counts: np.ndarray, draws: int, generator: np.random.RandomState) ->
     """
     exact = counts / counts.sum() * draws
     shares: np.ndarray = np.floor(exact)
-    left = int(draws - shares.sum())
+    missing = int(draws - shares.sum())
     remainders = exact - shares
     for remainder in np.unique(remainders)[::-1]:
-        if left <= 0:
+        if missing <= 0:
             break
         (tied,) = np.nonzero(remainders == remainder)
-        chosen = generator.choice(tied, size=min(len(tied), left), replace=False)
+        chosen = generator.choice(tied, size=min(len(tied), missing), replace=False)
         shares[chosen] += 1
-        left -= len(chosen)
+        missing -= len(chosen)
     return shares.astype(np.int64)
 
 
 def _index_type(count: int) -> type[np.signedinteger[Any]]:
     """Return the smallest integer type that can index *count* samples."""
     return np.int32 if count <= np.iinfo(np.int32).max else np.int64
+
+
+def divide_groups(
+    groups: np.ndarray, targets: np.ndarray, fractions: Mapping[str, float], seed: int
+) -> dict[str, np.ndarray]:
+    """Return the indices of the samples of each split: one for each of *fractions*, and train, the rest.
+
+    The groups are visited from the largest to the smallest, equal ones in an order drawn by *seed*. Each goes
+    to the split that lacks most of its samples, class by class if *targets* are classes.
+
+    Raises `DataError` if a split would be empty.
+    """
+    _, codes, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    members = np.split(codes.argsort(kind="stable"), sizes.cumsum()[:-1])
+    generator = np.random.RandomState(seed)
+    visited = generator.permutation(len(members))
+    visited = visited[(-sizes[visited]).argsort(kind="stable")]
+    shares = {"train": 1.0 - sum(fractions.values()), **fractions}
+    chosen = _choose_splits([members[group] for group in visited], targets, list(shares.values()))
+    parts = {}
+    for place, name in enumerate(shares):
+        members_of_split = [
+            members[group] for group, split in zip(visited, chosen, strict=True) if split == place
+        ]
+        if not members_of_split:
+            raise DataError(
+                f"{len(members)} groups cannot be divided by load_data.test_fraction and valid_fraction: the "
+                f"{name} split would be empty. Add groups, or change the fractions"
+            )
+        parts[name] = generator.permutation(np.sort(np.concatenate(members_of_split)))
+    return parts
+
+
+def check_length(labels: np.ndarray, targets: np.ndarray, name: str) -> None:
+    """Raise `DataError` unless *labels*, the field *name* of `Arrays`, has a label for each target."""
+    if labels.shape != targets.shape[:1]:
+        raise DataError(
+            f"{name} must have one label per sample, shape ({len(targets)},); found shape {labels.shape}. "
+            "Return a label for each sample"
+        )
+
+
+def _choose_splits(members: list[np.ndarray], targets: np.ndarray, shares: list[float]) -> list[int]:
+    """Return the split of each group, which reduces the squared lack of its classes most."""
+    is_classes = targets.dtype.kind in "bui" and targets.ndim == 1
+    classes = np.unique(targets, return_inverse=True)[1] if is_classes else np.zeros(len(targets), np.int64)
+    totals = np.bincount(classes)
+    missing = np.outer(shares, totals)
+    chosen = []
+    for rows in members:
+        present, counts = np.unique(classes[rows], return_counts=True)
+        gains = ((2 * missing[:, present] - counts) * counts / totals[present] ** 2).sum(axis=1)
+        chosen.append(int(gains.argmax()))
+        missing[chosen[-1], present] -= counts
+    return chosen

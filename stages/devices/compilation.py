@@ -140,8 +140,8 @@ def _is_wrapper(module: Any) -> bool:
 
 def _parts(wrapper: Any) -> tuple[Any, Compiler]:
     """Return the module that *wrapper* holds and its compiler."""
-    held = vars(wrapper).get("_modules", {})
-    module, compiler = held.get(MODEL), vars(wrapper).get(COMPILER)
+    children = vars(wrapper).get("_modules", {})
+    module, compiler = children.get(MODEL), vars(wrapper).get(COMPILER)
     if not (isinstance(module, nn.Module) and callable(compiler) and hasattr(module, COMPILED_CALL)):
         raise BuilderError(
             "the installed torch wraps compiled modules in an unknown way: call model.compile() and pass "
@@ -174,11 +174,11 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 @contextmanager
 def _scratch_buffers(module: nn.Module) -> Iterator[None]:
     """Replace the buffers of *module* by copies for the block."""
-    kept = [(each, dict(each._buffers)) for each in module.modules()]  # noqa: SLF001  no public way to swap
-    for each, buffers in kept:
-        each._buffers.update({name: b.clone() for name, b in buffers.items() if b is not None})  # noqa: SLF001
+    buffers_of_parts = [(part, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001  no public way to swap
+    for part, buffers in buffers_of_parts:
+        part._buffers.update({name: b.clone() for name, b in buffers.items() if b is not None})  # noqa: SLF001
     try:
         yield
     finally:
-        for each, buffers in kept:
-            each._buffers.update(buffers)  # noqa: SLF001
+        for part, buffers in buffers_of_parts:
+            part._buffers.update(buffers)  # noqa: SLF001

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.contracts.seeds import derive_seed
 from stages.devices.selection import is_accelerator
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ def find_cudnn_dropout(model: nn.Module) -> str | None:
     cuDNN's random state belongs to the process, and torch can neither seed nor read it.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    return next((type(each).__name__ for each in recurrent if each.dropout and each.num_layers > 1), None)
+    return next(
+        (type(module).__name__ for module in recurrent if module.dropout and module.num_layers > 1), None
+    )
 
 
 def warn_of_cudnn_dropout(model: nn.Module, device: torch.device) -> None:
@@ -48,6 +51,18 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+def seed_host_generators(seed: int) -> None:
+    """Seed torch on the CPU, Python and NumPy with *seed*. Generators of devices are unchanged."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed CUDA
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_sample(seed: int, *path: int | str) -> None:
+    """Seed the same generators from *seed* and *path*, such as the epoch and the index of a sample."""
+    seed_host_generators(derive_seed(seed, *path))
+
+
 def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of the global generators of torch (on the CPU and *devices*), Python and NumPy.
 
@@ -57,7 +72,7 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
-        "devices": {each: _device_state(each) for each in device_names(devices)},
+        "devices": {device: _device_state(device) for device in device_names(devices)},
         "python": [version, torch.tensor(words), gauss],
         "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
     }
@@ -66,11 +81,11 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
-    own = _host_state()
+    state = _host_state()
     try:
         yield
     finally:
-        _set_host_state(own)
+        _set_host_state(state)
 
 
 class HostRandomState:
@@ -115,8 +130,8 @@ def _set_host_state(state: tuple[Tensor, Any, Any]) -> None:
 def host_generator_states(device: torch.device) -> tuple[Any, ...]:
     """Return the states of the global generators on the host that *device* does not draw from, to compare."""
     name, key, *rest = cast(tuple[Any, ...], np.random.get_state())
-    own = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
-    return (*own, random.getstate(), name, key.tobytes(), *rest)
+    device_states = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
+    return (*device_states, random.getstate(), name, key.tobytes(), *rest)
 
 
 def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:

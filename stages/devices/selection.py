@@ -20,7 +20,9 @@ def find_device(name: str | torch.device) -> torch.device:
     names = ", ".join(["auto", *available])
     if device is None:
         raise BuilderError(f"unknown device {str(name)!r}: use one of this machine: {names}")
-    indices = [torch.device(each).index or 0 for each in available if torch.device(each).type == device.type]
+    indices = [
+        torch.device(entry).index or 0 for entry in available if torch.device(entry).type == device.type
+    ]
     if not indices or (device.type != "cpu" and (device.index or 0) not in indices):
         raise BuilderError(f"this machine has no device {str(name)!r}: use one of {names}")
     return device

@@ -5,12 +5,12 @@ from .batch_norms import has_synchronized_norms as has_synchronized_norms
 from .batch_norms import synchronize_batch_norms as synchronize_batch_norms
 from .batch_norms import warn_of_single_samples as warn_of_single_samples
 from .gradient_exchange import GradientExchange as GradientExchange
+from .gradient_exchange import RankWindow as RankWindow
 from .rank_group import ONE_RANK as ONE_RANK
 from .rank_group import RankGroup as RankGroup
 from .rank_group import count_ranks as count_ranks
 from .rank_group import find_rank_device as find_rank_device
 from .rank_group import join_group as join_group
-from .rank_window import RankWindow as RankWindow
 from .sharding import ShardedWindow as ShardedWindow
 from .sharding import TensorGathering as TensorGathering
 from .sharding import accept_whole_tensors as accept_whole_tensors

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +18,8 @@ UNSYNCHRONIZED_DEVICES = ("cpu", "mps")
 
 def find_batch_norms(model: nn.Module) -> list[str]:
     """Return the names of the classes in *model* that normalize by the statistics of this rank's share."""
-    found = {type(each).__name__ for each in model.modules() if _is_local(each)}
-    return sorted(found)
+    class_names = {type(module).__name__ for module in model.modules() if _is_local(module)}
+    return sorted(class_names)
 
 
 def warn_of_single_samples(model: nn.Module, samples: Iterable[int], ranks: int) -> None:
@@ -27,7 +27,7 @@ def warn_of_single_samples(model: nn.Module, samples: Iterable[int], ranks: int)
 
     It then raises an error in training, unless a sample has several positions.
     """
-    if not any(isinstance(each, nn.BatchNorm1d) for each in model.modules()):
+    if not any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
         return
     for count in samples:
         shares = [share_of(count, rank, ranks) for rank in range(ranks)]
@@ -48,7 +48,7 @@ def warn_of_single_samples(model: nn.Module, samples: Iterable[int], ranks: int)
 
 def has_synchronized_norms(model: nn.Module) -> bool:
     """Return whether the ranks exchange statistics in each pass of *model* in training mode."""
-    return any(isinstance(each, nn.SyncBatchNorm) for each in model.modules())
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 def check_synchronization(model: nn.Module, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """The sum of the gradients of all ranks, by the weight of the output of each."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import Weight, as_count
 from stages.distributed.rank_group import RankGroup
-from stages.optim.gradients import Gradients
+from stages.optim.gradients import Accumulation, Gradients, Window
 
 
 class GradientExchange:
@@ -27,7 +28,7 @@ class GradientExchange:
 
     def find_trained(self) -> list[int]:
         """Return the places of the parameters that are trained, the same on all ranks."""
-        return [number for number, each in enumerate(self._parameters) if each.requires_grad]
+        return [number for number, parameter in enumerate(self._parameters) if parameter.requires_grad]
 
     def _lay_out(self, trained: list[int]) -> None:
         """Build the flat tensor for the parameters that are *trained*."""
@@ -76,7 +77,7 @@ class GradientExchange:
         Parameters that were *trained* when they were computed may be frozen now.
         """
         missing = self._add(gradients, weight, trained, weighted=True)
-        return [None if each is None else each.clone() for each in self._result(missing)]
+        return [None if gradient is None else gradient.clone() for gradient in self._result(missing)]
 
     def _add(
         self, gradients: Gradients, weight: Weight, trained: Collection[int], *, weighted: bool
@@ -84,9 +85,9 @@ class GradientExchange:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
         if (places := sorted({*self.find_trained(), *trained})) != self._trained:
             self._lay_out(places)  # a step has frozen parameters or freed them
-        own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
-        missing = [number for number, gradient in enumerate(own) if gradient is None]
-        present = [_check_dense(gradient) for gradient in own if gradient is not None]
+        of_rank = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
+        missing = [number for number, gradient in enumerate(of_rank) if gradient is None]
+        present = [_check_dense(gradient) for gradient in of_rank if gradient is not None]
         with torch.no_grad():
             self._present.fill_(1)
             for number in missing:
@@ -108,12 +109,12 @@ class GradientExchange:
     def _result(self, missing: Sequence[int]) -> list[Tensor | None]:
         """Return the sums by the places of the parameters; None for those that no rank has."""
         absent = {number for number in missing if not self._present[number].item()}
-        found: list[Tensor | None] = [None] * self._count
+        result: list[Tensor | None] = [None] * self._count
         parts = self._parts if self._is_wide else list(map(Tensor.to, self._parts, self._dtypes))
         for number, place in enumerate(self._trained):
             if number not in absent:
-                found[place] = parts[number]
-        return found
+                result[place] = parts[number]
+        return result
 
 
 def _check_dense(gradient: Tensor) -> Tensor:
@@ -124,3 +125,66 @@ def _check_dense(gradient: Tensor) -> Tensor:
             "dense gradients of real numbers, or one device"
         )
     return gradient
+
+
+class RankWindow(Window):
+    """An accumulation window whose gradients the ranks add when it is full.
+
+    With the reduction ``sum``, of the mean gradients of several batches, they add those of each batch.
+    """
+
+    def __init__(self, accumulation: Accumulation, exchange: GradientExchange) -> None:
+        super().__init__(
+            accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+        )
+        self._exchange = exchange
+        self._adds_means = self.reduction == "sum" and self.length > 1
+        self._trained: set[int] = set()
+        """The parameters that a batch of the window has trained, by their places; the same on all ranks."""
+
+    def add(self, gradients: Gradients, weight: Weight) -> None:
+        """Add the mean gradients of this rank's share of a batch, whose output has *weight*."""
+        if self.length > 1:
+            self._trained.update(self._exchange.find_trained())
+        if self._adds_means:
+            mean = self._exchange.mean(gradients, weight, weighted=False)
+            gradients = [
+                None if gradient is None else gradient.clone() for gradient in mean or [None] * len(gradients)
+            ]
+            weight = self._exchange.total_weight
+        super().add(gradients, weight)
+
+    def take(self) -> "Gradients | None":
+        """Return the mean over the weights of all ranks, or the sum over batches, and clear the window."""
+        if self._adds_means:
+            return super().take()
+        sums, weight, trained = self._sums, self._weight, self._trained
+        self._clear()
+        return self._exchange.mean(sums, weight, weighted=self.length > 1, trained=trained)
+
+    def collect(self) -> None:
+        """Move the sums of all ranks to rank 0, so that its checkpoint has them; call it between epochs."""
+        if not self.batches or self._adds_means:
+            return
+        self._sums = self._exchange.sum(self._sums, self._weight, trained=self._trained)
+        self._weight = self._exchange.total_weight
+        for number, total in enumerate(self._sums):  # of a gradient that only other ranks have had
+            if total is not None:
+                self._dtypes.setdefault(number, total.dtype)
+        self._keep_on_main()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a copy of *state*, the sums of all ranks, on rank 0, as `collect` left them."""
+        super().load_state_dict(state)
+        self._trained = {number for number, total in enumerate(self._sums) if total is not None}
+        if not self._adds_means:
+            self._keep_on_main()
+
+    def _keep_on_main(self) -> None:
+        """Set the sums of the other ranks to 0."""
+        if not self._exchange.is_main:
+            self._sums, self._weight = [None] * len(self._sums), 0
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._trained = set()

@@ -254,8 +254,8 @@ def _find_backend(devices: Sequence[str | torch.device]) -> str:
     if kind == "cpu":
         return "gloo"
     is_shared = len(set(map(str, devices))) < len(devices) if len(devices) > 1 else ":" in str(devices[0])
-    own = "gloo" if is_shared else torch.distributed.get_default_backend_for_device(kind)
-    return f"cpu:gloo,{kind}:{own}"
+    backend = "gloo" if is_shared else torch.distributed.get_default_backend_for_device(kind)
+    return f"cpu:gloo,{kind}:{backend}"
 
 
 def _leave_group() -> None:

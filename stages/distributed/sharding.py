@@ -56,7 +56,7 @@ def _save_memory(module: FSDPModule) -> None:
 
 def find_units(module: nn.Module) -> list[nn.Module]:
     """Return the modules with parameters that are entries of the outermost containers in *module*."""
-    entries = [each for each in module.children() if next(each.parameters(), None) is not None]
+    entries = [child for child in module.children() if next(child.parameters(), None) is not None]
     if isinstance(module, CONTAINERS):
         return entries
     return [unit for entry in entries for unit in find_units(entry)]
@@ -66,7 +66,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer, before: Sequence[Tensor
     """Have *optimizer* train the parameters of *model* in place of *before*, which it had until now."""
     shards = {id(old): new for old, new in zip(before, model.parameters(), strict=True)}
     for group in optimizer.param_groups:
-        group["params"] = [shards.get(id(each), each) for each in group["params"]]
+        group["params"] = [shards.get(id(parameter), parameter) for parameter in group["params"]]
     for old in before:
         if old in optimizer.state:
             optimizer.state[shards[id(old)]] = optimizer.state.pop(old)
@@ -163,7 +163,7 @@ class ShardedWindow(Window):
         """Restore the shards of *state*, which has whole tensors."""
         super().load_state_dict(state)
         pairs = zip(self._sums, self._parameters, strict=False)
-        self._sums = [None if total is None else _shard_like(total, each) for total, each in pairs]
+        self._sums = [None if total is None else _shard_like(total, parameter) for total, parameter in pairs]
 
 
 class TensorGathering:

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.placement import has_to, transform
-from stages.contracts.shares import share_of
+from stages.contracts.placement import has_to, share_of, transform
 
 
 class Share(NamedTuple):
@@ -40,7 +39,7 @@ def iterate_shares(
 def _count_samples(batch: Any) -> int:
     """Return the length of the tensors in *batch*, and of other objects with ``to``."""
     kind = type(batch).__name__
-    lengths = sorted({len(each) for each in _find_tensors(batch) if _is_rows(each)})
+    lengths = sorted({len(tensor) for tensor in _find_tensors(batch) if _is_rows(tensor)})
     if not lengths:
         raise BuilderError(
             f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "
@@ -57,26 +56,26 @@ def _count_samples(batch: Any) -> int:
 
 def _find_tensors(batch: Any) -> list[Any]:
     """Return the tensors in *batch*, and other objects with ``to``."""
-    found: list[Any] = []
+    tensors: list[Any] = []
 
     def note(part: Any) -> Any:
-        found.append(part)
+        tensors.append(part)
         return part
 
     transform(batch, note, _is_tensor)
-    return found
+    return tensors
 
 
 def _take(batch: Any, part: slice, samples: int) -> Any:
     """Return the samples of *part*: of all tensors, arrays, lists and tuples whose length is *samples*."""
 
-    def is_part(each: Any) -> bool:
-        if isinstance(each, list | tuple):
-            return len(each) == samples and not hasattr(each, "_fields") and not _find_tensors(each)
-        return _is_tensor(each) or isinstance(each, np.ndarray)
+    def is_part(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return len(value) == samples and not hasattr(value, "_fields") and not _find_tensors(value)
+        return _is_tensor(value) or isinstance(value, np.ndarray)
 
-    def cut(each: Any) -> Any:
-        return each[part] if _is_rows(each) and len(each) == samples else each
+    def cut(value: Any) -> Any:
+        return value[part] if _is_rows(value) and len(value) == samples else value
 
     return transform(batch, cut, is_part)
 

@@ -10,15 +10,10 @@ import torch
 from torch import nn
 
 from stages import distributed
-from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError, RecordError
-from stages.contracts.events import MetricLogger
+from stages.contracts.events import Interrupter, MetricLogger, Renderers
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
-from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
-from stages.contracts.metric_names import check_file_names
-from stages.contracts.renderers import Renderers
+from stages.contracts.history import Split, check_file_names
 from stages.devices.compilation import (
     Compiler,
     apply_gradient_checkpointing,
@@ -69,6 +64,8 @@ from stages.records import (
     Recorder,
     fields_unlike_burn,
 )
+from stages.runs import Checkpoint, FileCheckpointer, default_retention
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +214,7 @@ def _check(options: LearnerOptions, model: Any) -> None:
     check_metric_inputs(model, options.metrics)
     if options.loggers is None:
         for registered in options.metrics.values():
-            check_file_names(each.metric.name for each in registered)
+            check_file_names(metric.name for metric in registered)
     check_monitored_metrics(options.early_stopping, options.metrics)
     check_monitored_metrics(options.retention, options.metrics)
     if options.recorder is not None:
@@ -272,7 +269,7 @@ def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
 def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observers:
     """Return the observers of a rank that only measures: rank 0 adds, logs and shows its values."""
     metrics = {
-        split: [each for each in registered if not (each.telemetry or each.covers_pass)]
+        split: [metric for metric in registered if not (metric.telemetry or metric.covers_pass)]
         for split, registered in options.metrics.items()
     }
     none: dict[Split, list[MetricLogger]] = {split: [] for split in Split}

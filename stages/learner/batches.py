@@ -116,7 +116,7 @@ def _check_sampler(loader: Any) -> None:
     """Raise `BuilderError` if *loader* has a `DistributedSampler`, whose batches would be divided again."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    if any(isinstance(each, DistributedSampler) for each in samplers):
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise BuilderError(
             "the loader has a DistributedSampler, which divides the samples, and the ranks divide each batch "
             "again. Leave the sampler out, and set the batch size of all ranks together"

@@ -10,12 +10,10 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
-from stages.checkpoints import Retention
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name
@@ -35,6 +33,7 @@ from stages.optim import (
     ScheduleUse,
 )
 from stages.records import HalfPrecision, Recorder
+from stages.runs import Retention
 
 log = logging.getLogger(__name__)
 
@@ -318,9 +317,9 @@ class LearnerBuilder:
         This is also the number of batches in an epoch of a loader that does not end.
         """
         limits = {Split.TRAIN: train, Split.VALID: valid}
-        if wrong := [each for each in limits.values() if each is not None and each < 1]:
+        if wrong := [limit for limit in limits.values() if limit is not None and limit < 1]:
             raise BuilderError(f"limit_batches: found {wrong[0]}. Pass a number of batches from 1")
-        return self._set(limit_batches={split: each for split, each in limits.items() if each is not None})
+        return self._set(limit_batches={split: limit for split, limit in limits.items() if limit is not None})
 
     def validate_every(self, epochs: int) -> Self:
         """Validate after each epoch whose number is a multiple of *epochs*. Default: 1.

@@ -5,14 +5,14 @@ An error of a step names the step with its file and line.
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from stages.checkpoints.retention import KeepBest
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
@@ -20,6 +20,7 @@ from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
+from stages.runs.retention import KeepBest
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ def check_trainable(model: torch.nn.Module) -> None:
     place = place_of(type(model))
     name = f"{type(model).__name__}{place}"
     for path, module in model.named_modules():
-        own = module.named_parameters(recurse=False)
-        lazy = [each for each, parameter in own if isinstance(parameter, UninitializedParameter)]
+        parameters = module.named_parameters(recurse=False)
+        lazy = [name for name, parameter in parameters if isinstance(parameter, UninitializedParameter)]
         if lazy:
             raise BuilderError(
                 f"{name}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
@@ -76,32 +77,30 @@ def check_recordable_state(model: torch.nn.Module) -> None:
 
 def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], owner: str) -> None:
     """Raise `BuilderError` if one of *others*, the metrics of *owner*, has the same name and thus log."""
-    if registered.metric.name in [each.metric.name for each in others]:
-        raise BuilderError(
-            f"two metrics of {owner} have the name {registered.metric.name!r}: remove one of them"
-        )
+    if registered.name in [other.name for other in others]:
+        raise BuilderError(f"two metrics of {owner} have the name {registered.name!r}: remove one of them")
 
 
 def check_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int, ranks: int = 1
 ) -> None:
     """Raise `BuilderError` if *optimizer* updates other parameters, or L-BFGS cannot be used as asked."""
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = sum(id(parameter) not in own for parameter in held)
+    of_model = {id(parameter) for parameter in model.parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in of_model for parameter in parameters)
     if foreign:
         raise BuilderError(
-            f"{foreign} of the {len(held)} parameters of the {type(optimizer).__name__} are not the model's: "
-            "create it with model.parameters() of the model that is trained"
+            f"{foreign} of the {len(parameters)} parameters of the {type(optimizer).__name__} are not the "
+            "model's: create it with model.parameters() of the model that is trained"
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
     if batches_per_step > 1 or ranks > 1:
-        found = (
+        mistake = (
             f"accumulate over {batches_per_step} batches" if batches_per_step > 1 else f"use {ranks} ranks"
         )
         raise BuilderError(
-            f"L-BFGS evaluates one batch several times, so it cannot {found}: use one device, no "
+            f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no "
             "accumulation, and a larger batch"
         )
     if hasattr(model, "optimize"):
@@ -128,37 +127,60 @@ def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> Bui
     )
 
 
+@dataclass(frozen=True)
+class RuleOptions:
+    """The optional attributes of a rule that stops or retains, or of a schedule, with their defaults."""
+
+    rules: Sequence[Any] = ()
+    """The parts of a composed rule."""
+    needs: Collection[tuple[Split, str]] = ()
+    """The metrics that it reads, by split."""
+    direction: Direction | None = None
+    """The direction in which it takes their values to improve."""
+    monitored: tuple[Split, str] | None = None
+    """The metric of a schedule."""
+    scheduler: Any = None
+    """The object of torch that a schedule adapts."""
+
+    @classmethod
+    def of(cls, rule: object) -> Self:
+        """Return those of *rule*."""
+        names = [option.name for option in fields(cls)]
+        return cls(**{name: getattr(rule, name) for name in names if hasattr(rule, name)})
+
+
 def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
     """Check that the metrics that *rule* reads are registered as numbers and are not telemetry.
 
     Each part of a composed rule is checked. Raises `BuilderError`, also for a schedule that treats the worst
     values of its metric as the best. Logs a warning for any other rule that does.
     """
-    for part in getattr(rule, "rules", ()):
+    options = RuleOptions.of(rule)
+    for part in options.rules:
         check_monitored_metrics(part, metrics)
-    if hasattr(rule, "rules"):
+    if options.rules:
         return
-    known = {
-        (split, each.metric.name): each.options.better
-        for split, registered in metrics.items()
-        for each in registered
-        if each.numeric and not each.telemetry
+    directions = {
+        (split, registered.name): registered.options.better
+        for split, metrics_of_split in metrics.items()
+        for registered in metrics_of_split
+        if registered.numeric and not registered.telemetry
     }
-    name = type(getattr(rule, "scheduler", rule)).__name__
-    for split, metric in sorted(getattr(rule, "needs", set())):
-        if (split, metric) not in known:
-            names = ", ".join(f"{split} {metric}" for split, metric in sorted(known)) or "none"
+    name = _name_of(rule, options)
+    for split, metric in sorted(options.needs):
+        if (split, metric) not in directions:
+            names = ", ".join(f"{split} {metric}" for split, metric in sorted(directions)) or "none"
             raise BuilderError(
                 f"{name} uses the {split} {metric!r}, which is not registered as a number; registered: "
                 f"{names}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or set the "
                 "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
-        _check_direction(rule, name, f"{split} {metric!r}", known[split, metric])
+        _check_direction(options, name, f"{split} {metric!r}", directions[split, metric])
 
 
 def find_valid_metrics(rule: Any) -> list[str]:
     """Return the metrics of the valid split that *rule* reads: early stopping, retention or a schedule."""
-    return [metric for split, metric in getattr(rule, "needs", ()) if split is Split.VALID]
+    return [metric for split, metric in RuleOptions.of(rule).needs if split is Split.VALID]
 
 
 def check_rules_without_validation(*rules: Any) -> None:
@@ -167,25 +189,29 @@ def check_rules_without_validation(*rules: Any) -> None:
     The part of the default retention that keeps the best epoch is accepted, and keeps none.
     """
     for rule in rules:
-        if hasattr(rule, "rules"):
-            check_rules_without_validation(*rule.rules)
-            continue
+        options = RuleOptions.of(rule)
+        check_rules_without_validation(*options.rules)
         monitored = find_valid_metrics(rule)
-        if monitored and rule != KeepBest():
+        if monitored and not options.rules and rule != KeepBest():
             raise BuilderError(
-                f"{type(getattr(rule, 'scheduler', rule)).__name__} uses the valid {monitored[0]!r}, but the "
+                f"{_name_of(rule, options)} uses the valid {monitored[0]!r}, but the "
                 "run has no validation. Pass a valid loader (load_data.valid_fraction above 0), or use a "
                 "metric of the train split (fit.early_stopping and fit.keep.best in params.yaml)"
             )
 
 
-def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
+def _name_of(rule: Any, options: RuleOptions) -> str:
+    return type(rule if options.scheduler is None else options.scheduler).__name__
+
+
+def _check_direction(options: RuleOptions, name: str, metric: str, better: Direction | None) -> None:
     """Raise `BuilderError` for a schedule with the wrong direction; log a warning for any other rule."""
-    direction = getattr(rule, "direction", None)
-    if None in (better, direction) or better == direction:
+    if None in (better, options.direction) or better == options.direction:
         return
-    message = f"{name} treats the {direction} value as the best, but the best {metric} is the {better}: "
-    if hasattr(rule, "monitored"):
+    message = (
+        f"{name} treats the {options.direction} value as the best, but the best {metric} is the {better}: "
+    )
+    if options.monitored:
         mode = "min" if better is Direction.LOWEST else "max"
         raise BuilderError(f"{message}create it with mode={mode!r}, or monitor another metric")
     log.warning("%sset its direction to %s", message, better)
@@ -198,12 +224,12 @@ def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredM
     """
     for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
         returned = _item_type(getattr(model, step, None))
-        for each in metrics[split]:
-            measures = each.options.measures
+        for metric in metrics[split]:
+            measures = metric.options.measures
             if returned is not None and not issubclass(returned, measures):
                 owner = getattr(model, "__name__", type(model).__name__)
                 raise BuilderError(
-                    f"metric {each.metric.name!r} measures {each.measures}, but {owner}.{step} returns "
+                    f"metric {metric.name!r} measures {metric.measures}, but {owner}.{step} returns "
                     f"{returned.__name__}: register another metric"
                 )
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from stages.checkpoints.file_names import ENVIRONMENT_FILE
 from stages.contracts.text import to_json
+from stages.runs.file_names import ENVIRONMENT_FILE
 from stages.system.files import write_text
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,6 @@ def read_environment(recorded: Mapping[str, Any], directory: Path) -> dict[str, 
 def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
     """Return the entries that both *then* and *now* have and that differ, as text."""
     default = {"ranks": "1", "strategy": "ddp"}
-    before, after = ({**default, **each} if then else {} for each in (then, now))
+    before, after = ({**default, **versions} if then else {} for versions in (then, now))
     keys = [key for key, value in after.items() if before.get(key, value) != value]
     return ", ".join(f"{key} {before[key]}" for key in keys), ", ".join(f"{key} {after[key]}" for key in keys)

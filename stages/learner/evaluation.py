@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 
-from stages.contracts.confusion import select_cells
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
@@ -30,6 +29,7 @@ from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
+from stages.metrics.confusion_matrix import select_cells
 from stages.optim.mixed_precision import MixedPrecision
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,8 @@ class Evaluator:
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
         logger = self.logger or default_test_logger(self._directory / "test" / tag)
-        meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
-        shown = {each.metric.name: each.shown for each in self._metrics}
+        meter = Meter([(metric, [logger]) for metric in self._metrics], self._renderer, Split.VALID, 1)
+        shown = {metric.name: metric.shown for metric in self._metrics}
         progress = Progress(
             1, epoch=1, split=Split.VALID, batches=count or 0, running=meter.running, shown=shown
         )
@@ -223,7 +223,7 @@ def confusion_matrix(
     numbers that the model draws depend on *seed* alone.
     """
     seed_generators(seed)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
     total: ConfusionMatrix | None = None
     for batch in iterate_on_device(loader, device):

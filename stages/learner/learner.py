@@ -64,9 +64,9 @@ class Learner:
     def checkpoint_bytes(self) -> int:
         """The maximum size of one checkpoint: the model, its average, and two numbers for each parameter."""
         state = self.model.state_dict().values()
-        weights = sum(each.nbytes for each in state if isinstance(each, torch.Tensor))
+        weights = sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
         weights += self._state.model.average.nbytes if self._state.model.average else 0
-        return weights + 2 * sum(each.nbytes for each in self.model.parameters())
+        return weights + 2 * sum(parameter.nbytes for parameter in self.model.parameters())
 
     def fit(self, train: Loader, valid: Loader | None = None) -> nn.Module:
         """Train for the remaining epochs, with a validation after each, and return the trained model.

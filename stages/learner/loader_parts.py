@@ -43,7 +43,7 @@ def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
             part.set_epoch(epoch)
         if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
             continue
-        for generator in [each for each in _attributes(part) if _is_generator(each)]:
+        for generator in [value for value in _attributes(part) if _is_generator(value)]:
             if id(generator) not in seeded:
                 is_first = _is_first(generator, loader)
                 _seed(generator, seed if is_first else _derive_seed(generator, epoch, seed, len(seeded)))
@@ -53,14 +53,14 @@ def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
 def check_repeatable(*loaders: Any) -> None:
     """Log a warning for each part of *loaders* that draws from an object whose state cannot be set."""
     for part in chain.from_iterable(map(find_parts, loaders)):
-        for each in _attributes(part):
-            is_position = isinstance(part, Sampler) and isinstance(each, Iterator)
-            if is_position or isinstance(each, random.SystemRandom):
+        for value in _attributes(part):
+            is_position = isinstance(part, Sampler) and isinstance(value, Iterator)
+            if is_position or isinstance(value, random.SystemRandom):
                 log.warning(
                     "%s has a %s, which cannot be set to a position: a resumed run will not equal an "
                     "uninterrupted one. Create it when an epoch begins, in __iter__ or set_epoch",
                     type(part).__name__,
-                    type(each).__name__,
+                    type(value).__name__,
                 )
 
 
@@ -74,15 +74,15 @@ def find_parts(loader: Any) -> Iterator[Any]:
             continue
         seen.add(id(part))
         yield part
-        pending.extend((each, depth + 1) for each in _attributes(part) if _is_part(each))
+        pending.extend((value, depth + 1) for value in _attributes(part) if _is_part(value))
 
 
 def _attributes(part: Any) -> Iterator[Any]:
     """Yield the attributes of *part*, and the first entries of those that are lists, tuples or dicts."""
-    for each in list(vars(part).values()) if hasattr(part, "__dict__") else ():
-        yield each
-        if isinstance(each, list | tuple | Mapping) and len(each) <= MAX_ENTRIES:
-            yield from islice(each.values() if isinstance(each, Mapping) else each, MAX_ENTRIES)
+    for value in list(vars(part).values()) if hasattr(part, "__dict__") else ():
+        yield value
+        if isinstance(value, list | tuple | Mapping) and len(value) <= MAX_ENTRIES:
+            yield from islice(value.values() if isinstance(value, Mapping) else value, MAX_ENTRIES)
 
 
 def _is_part(each: Any) -> bool:
@@ -106,7 +106,7 @@ def _is_first(generator: Any, loader: Any) -> bool:
     """Return whether *generator* is that of *loader* or of its samplers, which have one stream."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    return any(getattr(each, "generator", None) is generator for each in (loader, *samplers))
+    return any(getattr(owner, "generator", None) is generator for owner in (loader, *samplers))
 
 
 def _derive_seed(generator: Any, epoch: int, seed: int, number: int) -> int:

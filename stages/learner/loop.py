@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import Progress
+from stages.contracts.events import Progress, Renderers
 from stages.contracts.history import Split, Value
-from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.distributed import has_synchronized_norms, warn_of_single_samples
@@ -139,9 +138,11 @@ class Loop:
         """Validate on the first batches of *loader*, and discard the values and changes of buffers."""
         split = Split.VALID
         model = self._state.model.model.eval()
-        buffers = [(each, each.clone()) for each in model.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         metrics = [
-            (each, ()) for each in self._observers.metrics[split] if not (each.telemetry or each.covers_pass)
+            (metric, ())
+            for metric in self._observers.metrics[split]
+            if not (metric.telemetry or metric.covers_pass)
         ]
         meter = Meter(metrics, Renderers([]), split, 1)
         division = Division(self._group, fills_empty=self._state.is_sharded)
@@ -304,7 +305,7 @@ class Loop:
     def _count_batches(self, loader: Loader, split: Split) -> int:
         """Return the number of batches in a pass over *loader*; 0 if it is not known."""
         limits = count_batches(loader), self._options.limit_batches.get(split)
-        return min((each for each in limits if each is not None), default=0)
+        return min((limit for limit in limits if limit is not None), default=0)
 
     def _measure(
         self,
@@ -335,5 +336,5 @@ class Loop:
 def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:
     """Have *model* count the targets of each batch, unless no target of *loaders* is ignored."""
     if isinstance(model, ClassificationStep):
-        known = [not getattr(each, "has_ignored_targets", True) for each in loaders]
-        model.has_ignored_targets = not (known and all(known))
+        without_ignored = [not getattr(loader, "has_ignored_targets", True) for loader in loaders]
+        model.has_ignored_targets = not (without_ignored and all(without_ignored))

@@ -44,6 +44,11 @@ class RegisteredMetric:
     metric: Metric | StepMetric | PassMetric
     numeric: bool
 
+    @property
+    def name(self) -> str:
+        """The name of the metric."""
+        return self.metric.name
+
     @cached_property
     def options(self) -> MetricOptions:
         """The optional attributes of the metric."""
@@ -103,13 +108,13 @@ class Meter:
         """The number of batches in `_pending`, also without a sample of this rank."""
         self._iteration = self._flushed = 0
         """The numbers of the last batch that was measured, and of the last whose values were read."""
-        self._metrics = [each for each, _ in metrics]
-        self._pass_metrics: list[Any] = [each.metric for each in self._metrics if each.covers_pass]
-        self._loggers = {each.metric.name: loggers for each, loggers in metrics}
+        self._metrics = [metric for metric, _ in metrics]
+        self._pass_metrics: list[Any] = [metric.metric for metric in self._metrics if metric.covers_pass]
+        self._loggers = {metric.name: loggers for metric, loggers in metrics}
         self._renderer = renderer
         self._split = split
         self._epoch = epoch
-        self._own_values = {each.metric.name for each in self._metrics if each.is_equal_on_ranks}
+        self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
         self._guard = guard
         self._pending: list[Pending] = []
@@ -153,7 +158,9 @@ class Meter:
         self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState]
     ) -> None:
         if not self._measures:
-            self._measures = [_find_measure(each, item) for each in self._metrics if not each.covers_pass]
+            self._measures = [
+                _find_measure(metric, item) for metric in self._metrics if not metric.covers_pass
+            ]
         pending = self._pending
         for name, measure, takes_step in self._measures:
             if name in known:
@@ -272,8 +279,8 @@ class Meter:
         """Return the first bad batch and its error; infinity and None if all until *last* are finite."""
         if self._guard is None:
             return math.inf, None
-        if is_flagged and (found := self._guard.find_error()) is not None:
-            return found
+        if is_flagged and (bad_step := self._guard.find_error()) is not None:
+            return bad_step
         self._guard.forget_steps(last)
         return math.inf, None
 
@@ -288,9 +295,9 @@ class Meter:
             if not isinstance(total, Mean):
                 for logger in self._loggers[name]:
                     logger.log_final(self._epoch, name, values[name])
-        telemetry = {each.metric.name for each in self._metrics if each.telemetry}
+        telemetry = {metric.name for metric in self._metrics if metric.telemetry}
         self.telemetry = {name: value for name, value in values.items() if name in telemetry}
-        names = [each.metric.name for each in self._metrics if each.numeric and not each.telemetry]
+        names = [metric.name for metric in self._metrics if metric.numeric and not metric.telemetry]
         results: dict[str, float] = {name: values[name] for name in names if name in values}
         self._group.broadcast(results)
         return results
@@ -304,7 +311,7 @@ class Meter:
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
         pending = {name: measured for name, _, measured in self._unread()}
-        latest = {name: each for name, each in (self._latest | pending).items() if _has_batch_value(each)}
+        latest = {name: value for name, value in (self._latest | pending).items() if _has_batch_value(value)}
         hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
@@ -326,15 +333,18 @@ class Observers:
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
         """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
         metrics = [
-            (each, [*(self.telemetry if each.telemetry else self.loggers)[split], *self.additional[split]])
-            for each in self.metrics[split]
+            (
+                metric,
+                [*(self.telemetry if metric.telemetry else self.loggers)[split], *self.additional[split]],
+            )
+            for metric in self.metrics[split]
         ]
         return Meter(metrics, self.renderer, split, epoch, guard, self.group)
 
     def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""
-        registered = [each for metrics in self.metrics.values() for each in metrics]
-        return {each.metric.name: each.shown for each in sorted(registered, key=lambda each: each.numeric)}
+        registered = [metric for metrics in self.metrics.values() for metric in metrics]
+        return {metric.name: metric.shown for metric in sorted(registered, key=lambda metric: metric.numeric)}
 
     def flush(self) -> None:
         """Flush every logger."""
@@ -343,7 +353,9 @@ class Observers:
 
     def log_positions(self) -> dict[str, Any]:
         """Return the position of each log; everything before it is on disk."""
-        resumable = {name: each for name, each in self._loggers().items() if isinstance(each, Resumable)}
+        resumable = {
+            name: logger for name, logger in self._loggers().items() if isinstance(logger, Resumable)
+        }
         return {name: logger.position() for name, logger in resumable.items()}
 
     def verify_logs(self, positions: Mapping[str, Any]) -> None:
@@ -385,7 +397,7 @@ class Observers:
         for split in Split:
             for logger in self.additional[split]:
                 name = f"{type(logger).__qualname__}-{split}"
-                named[f"{name}-{sum(each.startswith(f'{name}-') for each in named)}"] = logger
+                named[f"{name}-{sum(taken.startswith(f'{name}-') for taken in named)}"] = logger
         return named
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stages import distributed
-from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
@@ -33,6 +32,7 @@ from stages.records import (
     state_of,
     to_plain,
 )
+from stages.runs import Checkpoint
 
 
 class ModelState:
@@ -217,9 +217,9 @@ def use_average(checkpoint: Checkpoint) -> Checkpoint:
     if not average:
         return checkpoint
     layout = from_plain(trainer["layout"], "the checkpoint")
-    own = state_dict_of(checkpoint)
-    average = {name: each.to(own[name].dtype) for name, each in average.items()}
-    model = record_of_state({**own, **average}, layout)
+    state = state_dict_of(checkpoint)
+    average = {name: value.to(state[name].dtype) for name, value in average.items()}
+    model = record_of_state({**state, **average}, layout)
     return replace(
         checkpoint, model=model, trainer={**trainer, "model": _replace_entries(trainer["model"], average)}
     )

@@ -12,18 +12,17 @@ from typing import Literal
 
 import torch
 
-from stages.checkpoints import Retention
 from stages.contracts import plugins
-from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.compilation import CompileOptions
 from stages.devices.compute_settings import ComputeSettings
 from stages.learner.early_stopping import EarlyStopping
 from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
+from stages.runs import Retention
 
 FILE_LOGGER = "stages.loggers:FileMetricLogger"
 TEST_LOGGER = "stages.loggers:TestMetricLogger"

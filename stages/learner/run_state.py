@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from stages import distributed
-from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
@@ -33,6 +32,7 @@ from stages.learner.streams import Streams
 from stages.optim import DeviceGuard, Guard, Window
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import Tree
+from stages.runs import Checkpoint
 
 INTEGERS = (torch.int32, torch.int64)
 
@@ -268,17 +268,17 @@ def history_tree(history: History) -> Tree:
 
 def history_of(checkpoint: Checkpoint) -> History:
     """Return the values up to *checkpoint*. Raises `CheckpointError` if they are not a history."""
-    found = History()
+    history = History()
     try:
         for entry in checkpoint.trainer["history"]:
             for value in _values(entry):
-                found.add(value)
+                history.add(value)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"cannot read the history in the checkpoint: {error}. Resume with the version of this "
             "project that wrote the checkpoint"
         ) from error
-    return found
+    return history
 
 
 def best_epoch(
@@ -294,7 +294,7 @@ def best_epoch(
     """
     history = history_of(checkpoint)
     best = history.best(split, metric, direction)
-    if split is Split.VALID and all(each is Split.TRAIN for each, _ in history.columns()):
+    if split is Split.VALID and all(column_split is Split.TRAIN for column_split, _ in history.columns()):
         return int(checkpoint.trainer["epoch"])
     if best is None:
         name = "validation loss" if (split, metric) == (Split.VALID, "Loss") else f"{split} {metric}"

@@ -85,9 +85,9 @@ class LearnerSpec(Config):
             (self.optimizer, optimizers.BUILT_IN),
             (self.schedule, schedules.BUILT_IN),
         )
-        found = {part.kind for part, built_in in parts if part.kind not in built_in}
-        found |= set(_list_import_paths(self.model_dump(mode="json")))
-        if others := sorted(found.difference(allowed)):
+        kinds = {part.kind for part, built_in in parts if part.kind not in built_in}
+        kinds |= set(_list_import_paths(self.model_dump(mode="json")))
+        if others := sorted(kinds.difference(allowed)):
             raise CheckpointError(
                 f"{SPEC_FILE} names {', '.join(others)}, which is not built in. Its code is run only if "
                 "build_learner in params.yaml names it too. Read that code, and add it there if you trust it"
@@ -119,10 +119,10 @@ class LearnerSpec(Config):
 def _list_import_paths(value: Any, key: str = "") -> Iterator[str]:
     """Yield each import path in *value*, plain data with the *key*, that `LearnerSpec.build` would follow."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _list_import_paths(each, name)
+        for name, element in value.items():
+            yield from _list_import_paths(element, name)
     elif isinstance(value, list):
-        for each in value:
-            yield from _list_import_paths(each, key)
+        for element in value:
+            yield from _list_import_paths(element, key)
     elif key in ("kind", *schedules.FUNCTIONS) and isinstance(value, str) and ":" in value:
         yield value

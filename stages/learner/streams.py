@@ -70,8 +70,8 @@ class Streams:
 
     def restore(self, loaders: Mapping[Split, Loader]) -> None:
         """Use *loaders*, and move them to the position of the checkpoint that the run resumes from."""
-        found = {split: find_stream(loader) for split, loader in loaders.items()}
-        self._streams = {split: stream for split, stream in found.items() if stream is not None}
+        streams = {split: find_stream(loader) for split, loader in loaders.items()}
+        self._streams = {split: stream for split, stream in streams.items() if stream is not None}
         for split, stream in self._streams.items():
             if split.value in self._saved:
                 stream.load_state_dict(decode_state(self._saved[split.value]))
@@ -83,9 +83,9 @@ class Streams:
     def save(self, split: Split | None = None) -> None:
         """Save the positions after a batch of *split*, or after an epoch."""
         self._saved = {
-            each.value: encode_state(stream.state_dict(), f"state_dict() of {type(stream).__name__}")
-            for each, stream in self._streams.items()
-            if each is split or isinstance(stream, IterableDataset)
+            stream_split.value: encode_state(stream.state_dict(), f"state_dict() of {type(stream).__name__}")
+            for stream_split, stream in self._streams.items()
+            if stream_split is split or isinstance(stream, IterableDataset)
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def find_stream(loader: Any) -> Stateful | None:
     """
     dataset = getattr(loader, "dataset", None)
     is_read_here = isinstance(dataset, IterableDataset) and not loader.num_workers
-    for each in (loader, dataset if is_read_here else None):
-        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
-            return cast(Stateful, each)
+    for part in (loader, dataset if is_read_here else None):
+        if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+            return cast(Stateful, part)
     return None
 
 

@@ -76,11 +76,13 @@ def training_lines(model: Any, optimizer: Any, scheduler: Any, averaging: Any = 
     if averaging is not None:
         options = ", ".join(f"{name} {value}" for name, value in averaging if name != "kind")
         lines.append(f"Average of the weights: {averaging.kind}, {options}")
-    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+    frozen = [
+        (name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad
+    ]
     if frozen:
         names = [name for name, _ in frozen]
         more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-        total = sum(each.numel() for _, each in frozen)
+        total = sum(parameter.numel() for _, parameter in frozen)
         lines.append(f"Frozen parameters: {total} in {', '.join(names[:MAX_LISTED_NAMES])}{more}")
     return lines
 
@@ -97,7 +99,7 @@ def _group_lines(optimizer: Any) -> list[str]:
         ]
         if group is not first and group["lr"] != first["lr"] and first["lr"]:
             options.insert(0, f"learning rate times {group['lr'] / first['lr']:.3g}")
-        total = sum(each.numel() for each in group["params"])
+        total = sum(parameter.numel() for parameter in group["params"])
         lines.append(", ".join([f"  group {number}: {total} parameters", *options]))
     return lines
 

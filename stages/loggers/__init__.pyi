@@ -5,9 +5,9 @@ from .event_files import TensorBoardMetricLogger as TensorBoardMetricLogger
 from .experiment import ExperimentLog as ExperimentLog
 from .log_files import FileMetricLogger as FileMetricLogger
 from .log_files import TestMetricLogger as TestMetricLogger
-from .log_reader import count_epochs as count_epochs
-from .log_reader import read_history as read_history
-from .log_reader import read_tests as read_tests
+from .log_files import count_epochs as count_epochs
+from .log_files import read_history as read_history
+from .log_files import read_tests as read_tests
 from .plots import PlotPaths as PlotPaths
 from .plots import write_curves as write_curves
 from .plots import write_metrics as write_metrics

@@ -8,8 +8,8 @@ from pydantic import AfterValidator
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import PluginError
-from stages.contracts.extras import check_extra
 from stages.contracts.history import Split
+from stages.contracts.plugins import check_extra
 from stages.loggers.tracking import RunDescription, TrackerProcess
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProc
 def check_tracker(use: Use) -> dict[str, Any]:
     """Return the arguments in *use*. Raises `PluginError` as `build_tracker` does."""
     maker, arguments = plugins.find("logger", use.kind, BUILT_IN), arguments_of(use)
-    own = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
-    plugins.check_arguments("logger", use.kind, maker, {"directory": None, **own})
-    for name in set(arguments) - set(own):
+    arguments_of_tracker = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
+    plugins.check_arguments("logger", use.kind, maker, {"directory": None, **arguments_of_tracker})
+    for name in set(arguments) - set(arguments_of_tracker):
         if not isinstance(arguments[name], int | float) or not arguments[name] > 0:
             raise PluginError(f"logger {use.kind!r}: {name} must be above 0; found {arguments[name]!r}")
     if use.kind in TRACKERS:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.contracts.extras import load_extra
-from stages.loggers.truncation import read_entry
+from stages.contracts.plugins import load_extra
+from stages.loggers.line_file import read_entry
 from stages.system.files import write_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TensorBoardMetricLogger:
         """
         self.flush()
         self._epoch_continues = True
-        sums = {name: list(each) for name, each in self._sums.items()}
+        sums = {name: list(pair) for name, pair in self._sums.items()}
         return {"epoch": self._epoch, "steps": dict(self._steps), "sums": sums}
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - the position has one
@@ -101,7 +101,7 @@ class TensorBoardMetricLogger:
         if self._writer:
             self._end_epoch(self._writer)
         finished = self._ends.get(epoch, self._first_step)
-        self._ends = {each: end for each, end in self._ends.items() if each <= epoch}
+        self._ends = {number: end for number, end in self._ends.items() if number <= epoch}
         self._first_step = finished
         self._restart({}, finished)
 

@@ -31,7 +31,9 @@ class ExperimentLog:
 
     def __enter__(self) -> Self:
         path = self.path.absolute()
-        is_open = any(isinstance(each, _LineHandler) and each.path == path for each in logging.root.handlers)
+        is_open = any(
+            isinstance(handler, _LineHandler) and handler.path == path for handler in logging.root.handlers
+        )
         handler = None if is_open else _LineHandler(path, self._flush_seconds)
         if handler:
             handler.install()

@@ -1,10 +1,15 @@
-"""A text file with buffered lines, without a timer or a thread."""
+"""A text file with buffered lines, without a timer or a thread, and its truncation when a run is resumed."""
 
+import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
+
+from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.file_lists import is_name_below
 
 
 class LineFile:
@@ -64,3 +69,106 @@ class LineFile:
             self.flush()
         finally:
             self._file.close()
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+def truncate_files(directory: Path, position: Mapping[str, Any]) -> dict[str, int]:
+    """Truncate each file of *position* to its recorded size and return the size in bytes by name.
+
+    Names are paths relative to *directory*. Raises the errors of `verify_files` before any file is changed.
+    """
+    sizes = verify_files(directory, position)
+    for name, size in sizes.items():
+        _truncate(directory / name, size)
+    return sizes
+
+
+def verify_files(directory: Path, position: Mapping[str, Any]) -> dict[str, int]:
+    """Return the recorded size in bytes by name, after verifying that each file begins with its content.
+
+    The position has SHA-256 hashes if its logger records them; otherwise only sizes are verified. Raises
+    `CheckpointError` if a file is missing, too short or changed, and if *position* is invalid.
+    """
+    sizes: dict[str, int] = read_entry(position, "files", dict)
+    hashes = position.get("sha256") or {}
+    for name, size in sizes.items():
+        _verify_size(directory, name, size)
+        if name in hashes and hashes[name] != _digest(directory / name, size):
+            raise CheckpointError(
+                f"the first {size} bytes of {directory / name} changed after the checkpoint was written: "
+                "resume from an earlier checkpoint"
+            )
+    return dict(sizes)
+
+
+def hash_files(directory: Path, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return by name the SHA-256 of the first bytes of each file below *directory*, as many as in *sizes*.
+
+    Raises `StageError` if a file was removed.
+    """
+    try:
+        return {name: _digest(directory / name, size) for name, size in sizes.items()}
+    except FileNotFoundError as error:
+        raise build_removal_error(error.filename) from error
+
+
+def build_removal_error(path: Path | str) -> StageError:
+    """Return the error for a log that was removed while it was open."""
+    return StageError(
+        f"{path} was removed or replaced while the run was writing it. Nothing was recorded. Run the same "
+        "command again to resume from the last checkpoint before that"
+    )
+
+
+def read_entry(position: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return the entry *name* of *position*. Raises `CheckpointError` if it is not of type *kind*."""
+    entry = position.get(name)
+    if type(entry) is not kind:
+        raise CheckpointError(
+            f"the position of a logger must have an entry {name!r} of type {kind.__name__}; found "
+            f"{dict(position)!r}. The checkpoint was written with another logger: resume with the logger of "
+            "that run"
+        )
+    return entry
+
+
+def _verify_size(directory: Path, name: str, size: Any) -> None:
+    if not is_name_below(name) or "\\" in name:
+        raise CheckpointError(
+            f"the checkpoint has a log file {name!r}, which is not below {directory}: resume from an earlier "
+            "checkpoint"
+        )
+    path = directory / name
+    if type(size) is not int or size < 0:
+        raise CheckpointError(
+            f"the checkpoint must have the size of {path} in bytes; found {size!r}. Resume from an earlier "
+            "checkpoint"
+        )
+    found_size = path.stat().st_size if path.is_file() else None
+    if found_size is None or found_size < size:
+        problem = "is missing" if found_size is None else f"has {found_size} bytes"
+        raise CheckpointError(
+            f"{path} {problem}, but had {size} bytes when the checkpoint was written: restore it, or resume "
+            "from an earlier checkpoint"
+        )
+
+
+def _digest(path: Path, size: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest.hexdigest()
+
+
+def _truncate(path: Path, size: int) -> None:
+    try:
+        with path.open("r+b") as file:
+            if path.stat().st_size != size:
+                file.truncate(size)
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be truncated to {size} bytes: {error.strerror}") from error

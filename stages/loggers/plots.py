@@ -10,15 +10,14 @@ of a short run is the beginning of that of a longer run.
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from errno import EDQUOT, EIO, ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import ParamsError
-from stages.contracts.history import Direction, History, Split
-from stages.contracts.metric_names import format_file_name
+from stages.contracts.history import Direction, History, Split, format_file_name
 from stages.contracts.text import number, to_json
 from stages.loggers.log_files import find_epoch_folders
 from stages.system.files import open_atomic, write_text
@@ -49,11 +48,10 @@ class PlotPaths:
 
         Raises `ParamsError` if a path is not below ``plots``.
         """
-        for each in fields(self):
-            path = getattr(self, each.name)
+        for name, path in vars(self).items():
             if not path.is_relative_to(self.plots):
                 raise ParamsError(
-                    f"dvc.yaml: paths.{each.name} must be below paths.plots, {str(self.plots)!r}, because "
+                    f"dvc.yaml: paths.{name} must be below paths.plots, {str(self.plots)!r}, because "
                     f"they are one output; found {str(path)!r}. Move it there"
                 )
         inner = (directory / path.relative_to(self.plots) for path in (self.iterations, self.confusion))

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import BuilderError, CheckpointError
-from stages.contracts.metric_names import format_file_name
+from stages.contracts.history import format_file_name
 from stages.contracts.text import json_number, number
-from stages.loggers.line_file import LineFile
-from stages.loggers.truncation import read_entry, truncate_files
+from stages.loggers.line_file import LineFile, read_entry, truncate_files
 from stages.system.files import sync_directory, write_text
 
 _TSV_HEADER = "epoch\titeration\tname\tvalue\tcount\n"

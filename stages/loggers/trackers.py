@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from stages.contracts.config import flatten
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 from stages.loggers.tracking import Point, RunDescription
 from stages.system.files import write_text
 
@@ -43,18 +43,18 @@ class MlflowTracker:
 
     def start(self, run: RunDescription) -> None:
         """Create the run with its params and tags, or mark the existing one as running."""
-        known = read_run_id(self._file)
-        if known:
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
+        run_id = read_run_id(self._file)
+        if run_id:
+            self._id = run_id
+            self._client.update_run(run_id, status="RUNNING")
         else:
             self._id = self._create(run)
             write_run_id(self._file, self._id)
         self._client.log_dict(self._id, dict(run.params), "params.json")
 
     def _create(self, run: RunDescription) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        existing = self._client.get_experiment_by_name(self._experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
         created = self._client.create_run(experiment, run_name=run.name, tags=dict(run.tags))
         params = [
             self._entities.Param(mlflow_name(name), str(value)[:MAX_PARAM_LENGTH])

@@ -140,7 +140,7 @@ class TrackerProcess:
 
     def epoch_end(self, progress: Progress, history: History) -> None:
         """Send the values of the epoch."""
-        values = {f"{each.split}/{each.metric}": each.value for each in history.at(progress.epoch)}
+        values = {f"{value.split}/{value.metric}": value.value for value in history.at(progress.epoch)}
         values |= {
             f"telemetry/{split}/{name}": value
             for split, measured in progress.telemetry.items()
@@ -181,7 +181,7 @@ class TrackerProcess:
 
 def summarize(history: History) -> dict[str, Any]:
     """Return the last value of each metric by its split and name, and the number of epochs."""
-    last = {f"{each.split}/{each.metric}": each.value for each in history.at(history.epochs)}
+    last = {f"{value.split}/{value.metric}": value.value for value in history.at(history.epochs)}
     return {"epochs": history.epochs, **last}
 
 

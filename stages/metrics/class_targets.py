@@ -110,9 +110,9 @@ def top_k_mask(logits: Tensor, k: int, dim: int) -> Tensor:
         rows = logits.numel() // logits.shape[dim]
         if np.count_nonzero(mask.numpy()) == k * rows:
             return mask
-    above, tied = logits > lowest, logits == lowest
-    free = k - above.sum(dim, keepdim=True)
-    mask = above | (tied & (tied.cumsum(dim) <= free))  # topk itself breaks ties in any order
+    is_greater, tied = logits > lowest, logits == lowest
+    free = k - is_greater.sum(dim, keepdim=True)
+    mask = is_greater | (tied & (tied.cumsum(dim) <= free))  # topk itself breaks ties in any order
     return mask & ~logits.isnan().any(dim, keepdim=True)
 
 

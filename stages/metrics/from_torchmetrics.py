@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.extras import load_extra
 from stages.contracts.history import Direction
 from stages.contracts.outputs import (
     ClassificationOutput,
@@ -22,6 +21,7 @@ from stages.contracts.outputs import (
     SequenceOutput,
     is_counted,
 )
+from stages.contracts.plugins import load_extra
 from stages.contracts.text import number
 from stages.metrics.class_targets import widen
 from stages.metrics.state import Chunks
@@ -80,8 +80,8 @@ class TorchMetricState:
     def load_state_dict(self, state: dict[str, Any]) -> Self:
         """Return the accumulated values of *state*, for the metric of this value."""
         states = {
-            name: Chunks((tuple(each),) if each else ()) if isinstance(each, list) else each
-            for name, each in state["states"].items()
+            name: Chunks((tuple(value),) if value else ()) if isinstance(value, list) else value
+            for name, value in state["states"].items()
         }
         self.owner.check_states(states)
         return replace(self, states=states, count=state["count"])
@@ -121,9 +121,11 @@ class TorchMetric:
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
         self._joins = _joins_of(self.metric)
-        each: Any
-        for each in self.metric.modules():  # the ranks add the values, so torchmetrics must not wait for them
-            each.distributed_available_fn = _is_never_distributed
+        module: Any
+        for (
+            module
+        ) in self.metric.modules():  # the ranks add the values, so torchmetrics must not wait for them
+            module.distributed_available_fn = _is_never_distributed
         self.metric.compute_with_cache = False
 
     @property
@@ -185,23 +187,23 @@ class TorchMetric:
 
     @torch.no_grad()
     def _update(self, output: Any) -> None:
-        inputs = (each.detach() if isinstance(each, Tensor) else each for each in self.inputs(output))
+        inputs = (value.detach() if isinstance(value, Tensor) else value for value in self.inputs(output))
         self.metric.update(*inputs)
 
     def _number(self, computed: Any) -> float:
         value = computed.get(self.key, computed) if isinstance(computed, dict) else computed
         if isinstance(value, Tensor) and value.numel() == 1:
             return value.item()
-        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        description = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         raise BuilderError(
-            f"metric {self.name!r} computes no single number but {found}{shape}: "
+            f"metric {self.name!r} computes no single number but {description}{shape}: "
             "set its average, or select one by its key with TorchMetric(…, key=…)"
         )
 
     def _copy(self, name: str, state: Any, size: int) -> Any:
         if isinstance(state, list):  # of views of the output, which a captured graph overwrites
-            copies = tuple(each.clone() if isinstance(each, Tensor) else each for each in state)
+            copies = tuple(chunk.clone() if isinstance(chunk, Tensor) else chunk for chunk in state)
             return Chunks((copies,)) if copies else Chunks()
         return state * size if self._is_mean(name) else state
 

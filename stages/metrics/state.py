@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,6 +49,17 @@ class MetricState(Protocol):
     @property
     def count(self) -> float:
         """The number of samples or tokens, or the sum of their weights: the weight in a log line."""
+
+
+@runtime_checkable
+class StatefulState(Protocol):
+    """A measurement that makes its own state dict; see `MetricState`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was accumulated."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Return a value with what *state* holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +136,7 @@ def save_state(value: MetricState, metric: str) -> dict[str, Any]:
         raise TypeError(
             f"metric {metric!r} accumulates {kind}, which has only the method {methods[0]}: {ADVICE}"
         )
-    state = value.state_dict() if methods else _save_fields(value, metric)  # type: ignore[attr-defined]
+    state = value.state_dict() if isinstance(value, StatefulState) else _save_fields(value, metric)
     if not isinstance(state, dict):
         raise TypeError(f"metric {metric!r}: {kind}.state_dict() is a {type(state).__name__}: return a dict")
     detached: dict[str, Any] = _map_tensors(state, Tensor.detach)
@@ -144,7 +155,7 @@ def load_state(state: Any, value: S, metric: str) -> S:
             raise TypeError(f"found a {type(state).__name__}, expected a dict")
         moved = _map_tensors(state, lambda tensor: tensor.to(device))
         loaded: S = (
-            value.load_state_dict(moved) if hasattr(value, "load_state_dict") else _load_fields(moved, value)
+            value.load_state_dict(moved) if isinstance(value, StatefulState) else _load_fields(moved, value)
         )
         if type(loaded) is not type(value):
             raise TypeError(f"load_state_dict returned {type(loaded).__name__}, not {type(value).__name__}")
@@ -177,7 +188,7 @@ def _save_field(value: Any, metric: str, path: str) -> Any:
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
         return value
     if is_dataclass(value):
-        return value.state_dict() if hasattr(value, "state_dict") else _save_fields(value, metric)
+        return value.state_dict() if isinstance(value, StatefulState) else _save_fields(value, metric)
     raise TypeError(
         f"metric {metric!r} accumulates {type(value).__name__} in {path}, which cannot be saved in the "
         f"middle of an epoch: {ADVICE}"
@@ -196,8 +207,9 @@ def _load_fields(state: Any, value: Any) -> Any:
 
 def _load_field(saved: Any, value: Any) -> Any:
     if is_dataclass(value) and isinstance(saved, dict):
-        load = getattr(value, "load_state_dict", None)
-        return load(saved) if load else _load_fields(saved, value)
+        if isinstance(value, StatefulState):
+            return value.load_state_dict(saved)
+        return _load_fields(saved, value)
     is_text = isinstance(saved, str | bytes) and not isinstance(value, str | None)
     if is_dataclass(value) or isinstance(saved, dict | list) or is_text:
         raise ValueError(f"found a {type(saved).__name__}, expected a {type(value).__name__}")
@@ -208,8 +220,8 @@ def _tensors(node: Any) -> Iterator[Tensor]:
     if isinstance(node, Tensor):
         yield node
     elif isinstance(node, dict | list | tuple | deque):
-        for each in node.values() if isinstance(node, dict) else node:
-            yield from _tensors(each)
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _tensors(child)
 
 
 def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -217,7 +229,7 @@ def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(node, Tensor):
         return change(node)
     if isinstance(node, dict):
-        return {key: _map_tensors(each, change) for key, each in node.items()}
+        return {key: _map_tensors(child, change) for key, child in node.items()}
     if isinstance(node, deque):
-        return deque((_map_tensors(each, change) for each in node), node.maxlen)
-    return type(node)(_map_tensors(each, change) for each in node) if type(node) in (list, tuple) else node
+        return deque((_map_tensors(child, change) for child in node), node.maxlen)
+    return type(node)(_map_tensors(child, change) for child in node) if type(node) in (list, tuple) else node

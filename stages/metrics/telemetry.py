@@ -359,7 +359,7 @@ def _read_utilization() -> float:
 def _read_temperature() -> float:
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     readings = [[sensor.current for sensor in sensors.get(name, ())] for name in PROCESSOR_SENSORS]
-    return next((fmean(found) for found in readings if found), float("nan"))
+    return next((fmean(temperatures) for temperatures in readings if temperatures), float("nan"))
 
 
 def _read_memory() -> float:

@@ -163,7 +163,7 @@ class ClassificationStep(Module):
         self._label_smoothing = label_smoothing
         self._has_class_weights = class_weights is not None
         self._has_zero_weights = class_weights is not None and 0 in class_weights
-        dtypes = (each.dtype for each in self.parameters())
+        dtypes = (parameter.dtype for parameter in self.parameters())
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=dtype)
         self.register_buffer("_class_weights", weights, persistent=False)
@@ -276,14 +276,14 @@ def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
             return inputs, targets
     name = type(batch).__name__
     if isinstance(batch, Mapping):
-        found = f"a {name} with the keys {', '.join(map(repr, batch))}"
+        description = f"a {name} with the keys {', '.join(map(repr, batch))}"
     elif isinstance(batch, Tensor):
-        found = f"a tensor of shape {tuple(batch.shape)}"
+        description = f"a tensor of shape {tuple(batch.shape)}"
     else:
-        found = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"the type {name}"
+        description = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"the type {name}"
     raise BuilderError(
         f"{type(model).__name__}.{method}{place_of(type(model))} takes a batch of (inputs, targets); found "
-        f"{found}. Return a pair from the dataset or the batcher, or override {method}"
+        f"{description}. Return a pair from the dataset or the batcher, or override {method}"
     )
 
 

@@ -31,7 +31,7 @@ class WeightAverage:
     @property
     def nbytes(self) -> int:
         """The bytes of the average."""
-        return sum(each.numel() * _wide_dtype(each).itemsize for each in self._entries().values())
+        return sum(tensor.numel() * _wide_dtype(tensor).itemsize for tensor in self._entries().values())
 
     @property
     def state(self) -> Mapping[str, Tensor]:
@@ -81,16 +81,18 @@ class WeightAverage:
         self._count, self._average = 0, {}
         if saved is None or saved["kind"] != self.config.kind or not saved["count"]:
             return
-        own, state = self._entries(), saved["state"]
-        if {name: each.shape for name, each in own.items()} != {name: e.shape for name, e in state.items()}:
+        current, state = self._entries(), saved["state"]
+        if {name: tensor.shape for name, tensor in current.items()} != {
+            name: e.shape for name, e in state.items()
+        }:
             raise CheckpointError(
                 "the average in the checkpoint has other tensors than the model. Build the learner with the "
                 "model that it was saved from"
             )
         self._count = int(saved["count"])
         self._average = {
-            name: torch.empty_like(each, dtype=_wide_dtype(each)).copy_(state[name])
-            for name, each in own.items()
+            name: torch.empty_like(tensor, dtype=_wide_dtype(tensor)).copy_(state[name])
+            for name, tensor in current.items()
         }
 
     @torch.no_grad()
@@ -106,7 +108,9 @@ class WeightAverage:
     def _entries(self) -> dict[str, Tensor]:
         """Return the tensors to average."""
         entries = self._model.state_dict().items()
-        return {name: each for name, each in entries if isinstance(each, Tensor) and each.is_floating_point()}
+        return {
+            name: value for name, value in entries if isinstance(value, Tensor) and value.is_floating_point()
+        }
 
 
 def _choose_update(config: Ema | Swa) -> Any:

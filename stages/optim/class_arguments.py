@@ -19,11 +19,19 @@ def check_class_arguments(
     if not callable(maker):
         plugins.check_arguments(part, kind, maker, arguments)
     signature = read_signature(maker)
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
-    accepted = {name: each for name, each in signature.parameters.items() if name not in hidden}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = {name: parameter for name, parameter in signature.parameters.items() if name not in hidden}
     unknown = [] if takes_any else [name for name in arguments if name not in accepted]
-    named = [each for each in accepted.values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    missing = [each.name for each in named if each.default is each.empty and each.name not in arguments]
+    named = [
+        parameter
+        for parameter in accepted.values()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    missing = [
+        parameter.name
+        for parameter in named
+        if parameter.default is parameter.empty and parameter.name not in arguments
+    ]
     if not unknown and not missing:
         return
     problems = [f"unknown argument {name!r}.{closest(name, accepted)}" for name in unknown]

@@ -38,7 +38,7 @@ def _clip_global_norm(gradients: Gradients, max_norm: float) -> list[Tensor | No
     # a half-precision gradient is replaced by its norm in float32, whose own norm is the same
     wide = [values if values.dtype == _wide(values) else _norm(values) for values in present]
     factor = _factor(torch.nn.utils.get_total_norm(wide), max_norm)
-    scaled = {id(each): new for each, new in zip(*_scale_alike(gradients, factor), strict=True)}
+    scaled = {id(gradient): new for gradient, new in zip(*_scale_alike(gradients, factor), strict=True)}
     return [
         scaled.get(id(g))
         if g is None or id(g) in scaled

@@ -281,7 +281,7 @@ class ParameterGroup(BaseModel):
     match: Annotated[
         Patterns,
         Field(min_length=1),
-        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+        BeforeValidator(lambda match: [match] if isinstance(match, str) else match),
     ]
     """Regular expressions, each searched for in the names of the parameters; ``biases_and_norms`` matches
     parameters of at most one dimension, and those whose name ends in ``bias``."""
@@ -304,17 +304,17 @@ def with_options(config: OptimizerConfig, options: Mapping[str, Any]) -> Optimiz
         named: OptimizerConfig = _replace(config, options)
         return named
     others = set(AdamW.model_fields) if isinstance(config, Muon) else set()
-    known = sorted({*type(config).model_fields, *others} - {*NOT_PER_GROUP})
-    if unknown := [name for name in options if name not in known]:
+    allowed = sorted({*type(config).model_fields, *others} - {*NOT_PER_GROUP})
+    if unknown := [name for name in options if name not in allowed]:
         raise ParamsError(
-            f"{config.kind} has no option {unknown[0]!r} for a group.{closest(unknown[0], known)} "
-            f"Known: {', '.join(known)}"
+            f"{config.kind} has no option {unknown[0]!r} for a group.{closest(unknown[0], allowed)} "
+            f"Known: {', '.join(allowed)}"
         )
     if isinstance(config, Muon):
         others_changes = {name: value for name, value in options.items() if name in others}
         config = config.model_copy(update={"others": _replace(config.others, others_changes)})
-    own = {name: value for name, value in options.items() if name in type(config).model_fields}
-    changed: OptimizerConfig = _replace(config, own)
+    own_options = {name: value for name, value in options.items() if name in type(config).model_fields}
+    changed: OptimizerConfig = _replace(config, own_options)
     return changed
 
 

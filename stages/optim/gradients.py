@@ -197,11 +197,11 @@ class Window:
         """Return the part of *gradients* in the sums, as new tensors; None or 0 if *weight* is 0."""
         if not _may_count(weight):
             return [None] * len(gradients)
-        scaled = [_multiply(each, weight if self.reduction == "mean" else 1) for each in gradients]
+        scaled = [_multiply(gradient, weight if self.reduction == "mean" else 1) for gradient in gradients]
         if not isinstance(weight, int | float):
-            for each in scaled:
-                if each is not None:
-                    each.masked_fill_(weight == 0, 0.0)
+            for gradient in scaled:
+                if gradient is not None:
+                    gradient.masked_fill_(weight == 0, 0.0)
         return scaled
 
     def _reduce(

@@ -1,15 +1,28 @@
 """PyTorch optimizers built from their configuration."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.optim.config import AdaGrad, Adam, AdamW, Lbfgs, Muon, OptimizerConfig, OptimizerUse, RmsProp, Sgd
+from stages.contracts import plugins
+from stages.contracts.errors import PluginError
+from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
+from stages.optim.config import (
+    BUILT_IN,
+    AdaGrad,
+    Adam,
+    AdamW,
+    Lbfgs,
+    Muon,
+    OptimizerConfig,
+    OptimizerUse,
+    RmsProp,
+    Sgd,
+)
 from stages.optim.fast_path.kernels import is_dense, is_skipped_by_sgd
 from stages.optim.fast_path.patches import without_dynamo
-from stages.optim.optimizer_classes import build_class, default_rate
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 NAMES_IN_TORCH = {
@@ -23,6 +36,10 @@ NAMES_IN_TORCH = {
 
 Part = tuple[OptimizerConfig, list[Tensor]]
 """A group of parameters with the config of its options."""
+
+
+HIDDEN = ("params", "lr")
+"""Parameters of an optimizer that params.yaml cannot set; ``learning_rate`` becomes ``lr``."""
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -60,7 +77,9 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
             return kind(groups, **_options(config), fused=_can_be_fused(parameters))
         case Sgd():
-            is_sharded = any(hasattr(each, "device_mesh") for each in parameters)  # torch cannot fuse those
+            is_sharded = any(
+                hasattr(parameter, "device_mesh") for parameter in parameters
+            )  # torch cannot fuse those
             fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
             return torch.optim.SGD(groups, **_options(config), fused=fused)
         case RmsProp():
@@ -77,11 +96,11 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
 
 def _options(config: OptimizerConfig) -> dict[str, Any]:
     """Return the options of *config* by their names in torch."""
-    own: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
+    options: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
     if isinstance(config, OptimizerUse):
         rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
         return rate | config.arguments
-    named = {NAMES_IN_TORCH.get(name, name): value for name, value in own.items()}
+    named = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
     if isinstance(config, Adam | AdamW):
         named["betas"] = (named.pop("beta_1"), named.pop("beta_2"))
     if isinstance(config, Sgd):
@@ -92,14 +111,20 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
 
 def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of *parts*, and AdamW for all other parameters."""
-    matrices: list[Part] = [(own, [each for each in members if each.ndim == 2]) for own, members in parts]
+    matrices: list[Part] = [
+        (config, [tensor for tensor in members if tensor.ndim == 2]) for config, members in parts
+    ]
     others: list[Part] = [
-        (getattr(own, "others", own), [each for each in members if each.ndim != 2]) for own, members in parts
+        (
+            config.others if isinstance(config, Muon) else config,
+            [tensor for tensor in members if tensor.ndim != 2],
+        )
+        for config, members in parts
     ]
     built: list[torch.optim.Optimizer] = []
     if any(members for _, members in matrices):
-        config, kept = matrices[0][0], _without_empty(matrices)
-        built.append(torch.optim.Muon(_groups(kept), **_options(config)))
+        config, of_matrices = matrices[0][0], _without_empty(matrices)
+        built.append(torch.optim.Muon(_groups(of_matrices), **_options(config)))
     if any(members for _, members in others):
         built.append(_build(_without_empty(others)))
     return built
@@ -147,3 +172,55 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.step()
             start += count
         return loss
+
+
+def build_class(config: OptimizerUse, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """Return the optimizer of *parameters*, tensors or groups, that *config* names.
+
+    Raises `PluginError` if its class cannot be found or called, or if the result is not an optimizer.
+    """
+    maker = _find(config)
+    rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
+    optimizer = call_class(
+        "optimizer", config.kind, lambda: maker(list(parameters), **rate, **config.arguments)
+    )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    raise PluginError(
+        f"optimizer {config.kind!r} is a {type(optimizer).__name__}, which is not a torch.optim.Optimizer. "
+        "Derive its class from torch.optim.Optimizer"
+    )
+
+
+def check_class(config: OptimizerUse) -> None:
+    """Raise `PluginError` unless *config* names a class that accepts its arguments.
+
+    The values are checked too if it is a class of torch.
+    """
+    if _find(config).__module__.startswith("torch.optim"):
+        build_class(config, [torch.nn.Parameter(torch.zeros(2, 2))])
+    else:
+        default_rate(config)
+
+
+def default_rate(config: OptimizerUse) -> float:
+    """Return the learning rate of *config*, by default that of its class.
+
+    Raises `PluginError` if its class has none.
+    """
+    if config.learning_rate is not None:
+        return config.learning_rate
+    rate = read_signature(_find(config)).parameters.get("lr")
+    if rate is not None and isinstance(rate.default, int | float | Tensor):
+        return float(rate.default)
+    raise PluginError(
+        f"optimizer {config.kind!r} has no default learning rate. Set learning_rate in "
+        "build_learner.optimizer"
+    )
+
+
+def _find(config: OptimizerUse) -> Any:
+    maker = plugins.find("optimizer", config.kind, BUILT_IN)
+    arguments: Mapping[str, Any] = config.arguments
+    check_class_arguments("optimizer", config.kind, maker, arguments, hidden=HIDDEN)
+    return maker

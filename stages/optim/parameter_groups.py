@@ -68,7 +68,9 @@ def build_model_optimizer(
         return build_optimizer(config, model.parameters())
     check_groups(config.config, config.groups)
     frozen = freeze_parameters(model, config.freeze)
-    trained = [each for each in _index_parameters(model).values() if id(each.tensor) not in frozen]
+    trained = [
+        parameter for parameter in _index_parameters(model).values() if id(parameter.tensor) not in frozen
+    ]
     return build_from_parts(_split(config, trained, model))
 
 
@@ -80,15 +82,19 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> set[int]:
     named = _index_parameters(model)
     for pattern in patterns:
         _check_match(pattern, named.values(), "freeze")
-    frozen = [each for each in named.values() if any(each.is_matched(pattern) for pattern in patterns)]
+    frozen = [
+        parameter
+        for parameter in named.values()
+        if any(parameter.is_matched(pattern) for pattern in patterns)
+    ]
     if len(frozen) == len(named):
         raise BuilderError(
             f"build_learner.freeze: {list(patterns)} match all {len(named)} parameters, so none is left to "
             "train. Remove a pattern"
         )
-    for each in frozen:
-        each.tensor.requires_grad = False
-    return {id(each.tensor) for each in frozen}
+    for parameter in frozen:
+        parameter.tensor.requires_grad = False
+    return {id(parameter.tensor) for parameter in frozen}
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,9 @@ def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
-    norms = [each for each in model.modules() if re.search(NORM, type(each).__name__)]
-    of_norms = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
-    return {key: _Named(tensors[key], tuple(found), key in of_norms) for key, found in names.items()}
+    norms = [module for module in model.modules() if re.search(NORM, type(module).__name__)]
+    of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    return {key: _Named(tensors[key], tuple(of_tensor), key in of_norms) for key, of_tensor in names.items()}
 
 
 def _split(
@@ -126,28 +132,28 @@ def _split(
     every = _index_parameters(model).values()
     members: list[list[Tensor]] = [[] for _ in config.groups]
     rest: list[Tensor] = []
-    for each in trained:
-        chosen = (n for n, group in enumerate(config.groups) if any(map(each.is_matched, group.match)))
+    for parameter in trained:
+        chosen = (n for n, group in enumerate(config.groups) if any(map(parameter.is_matched, group.match)))
         number = next(chosen, None)
-        (rest if number is None else members[number]).append(each.tensor)
-    for number, (group, found) in enumerate(zip(config.groups, members, strict=True)):
+        (rest if number is None else members[number]).append(parameter.tensor)
+    for number, (group, tensors) in enumerate(zip(config.groups, members, strict=True)):
         where = f"parameter_groups.{number}.match"
         for pattern in group.match:
             _check_match(pattern, every, where)
-        if not found:
+        if not tensors:
             raise BuilderError(
                 f"build_learner.{where}: all parameters that {list(group.match)} match are frozen or in "
                 "earlier groups. Remove the group, or move it up"
             )
-    own = [with_options(config.config, group.options) for group in config.groups]
-    return [(config.config, rest), *zip(own, members, strict=True)]
+    configs = [with_options(config.config, group.options) for group in config.groups]
+    return [(config.config, rest), *zip(configs, members, strict=True)]
 
 
 def _check_match(pattern: str, every: Iterable[_Named], where: str) -> None:
     parameters = list(every)
-    if any(each.is_matched(pattern) for each in parameters):
+    if any(parameter.is_matched(pattern) for parameter in parameters):
         return
-    names = [name for each in parameters for name in each.names]
+    names = [name for parameter in parameters for name in parameter.names]
     plain = re.sub(r"[\\^$]", "", pattern)
     close = get_close_matches(plain, [*names, *{name.rpartition(".")[0] for name in names}], n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

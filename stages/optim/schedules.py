@@ -58,6 +58,9 @@ class Rule(Config):
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the schedule does not support the learning rate *initial*."""
 
+    def burn_state(self, initial: float, steps: int) -> Any:
+        """Return the state that Burn saves after *steps* steps; by default None."""
+
 
 class Constant(Rule):
     """A constant rate."""
@@ -67,9 +70,6 @@ class Constant(Rule):
     def rate(self, initial: float, iteration: int) -> float:  # noqa: ARG002  required by the protocol
         """Return the initial rate."""
         return self.start(initial)
-
-    def burn_state(self, initial: float, steps: int) -> None:
-        """Return None: Burn saves nothing."""
 
 
 class Linear(Rule):
@@ -182,26 +182,28 @@ class Composed(Rule):
 
     def rate(self, initial: float, iteration: int) -> float:
         """Return the mean, sum or product of the rates."""
-        rates = [each.rate(self.start(initial), iteration) for each in self.schedulers]
+        rates = [schedule.rate(self.start(initial), iteration) for schedule in self.schedulers]
         if self.reduction == "prod":
             return math.prod(rates)
         return sum(rates) if self.reduction == "sum" else sum(rate / len(rates) for rate in rates)
 
     def burn_state(self, initial: float, steps: int) -> dict[str, Any]:
         """Return the state of each part under its name in Burn."""
-        states = [each.burn_state(self.start(initial), steps) for each in self.schedulers]
-        named = [{type(each).__name__: state} for each, state in zip(self.schedulers, states, strict=True)]
+        states = [schedule.burn_state(self.start(initial), steps) for schedule in self.schedulers]
+        named = [
+            {type(schedule).__name__: state} for schedule, state in zip(self.schedulers, states, strict=True)
+        ]
         return {"schedulers": named}
 
     def check(self, initial: float) -> None:
         """Check each part."""
-        for each in self.schedulers:
-            each.check(self.start(initial))
+        for schedule in self.schedulers:
+            schedule.check(self.start(initial))
 
     @model_validator(mode="after")
     def _check_parts(self) -> "Composed":
         _check_units(self.schedulers)
-        at_the_rate = [each.kind for each in self.schedulers if each.initial is None]
+        at_the_rate = [schedule.kind for schedule in self.schedulers if schedule.initial is None]
         if self.reduction == "prod" and len(at_the_rate) > 1:
             raise ValueError(
                 f"the product of {' and '.join(at_the_rate)}, which all start at the optimizer's learning "
@@ -230,15 +232,15 @@ class Sequential(Rule):
         """Return the steps and the state of each part by its index."""
         state: dict[str, Any] = {"step": steps}
         borders = zip((0, *self.milestones), (*self.milestones, steps), strict=True)
-        for number, (each, (begin, end)) in enumerate(zip(self.schedulers, borders, strict=True)):
+        for number, (schedule, (begin, end)) in enumerate(zip(self.schedulers, borders, strict=True)):
             taken = max(min(steps, end) - begin, 0)
-            state[str(number)] = each.burn_state(self.start(initial), taken)
+            state[str(number)] = schedule.burn_state(self.start(initial), taken)
         return state
 
     def check(self, initial: float) -> None:
         """Check each part."""
-        for each in self.schedulers:
-            each.check(self.start(initial))
+        for schedule in self.schedulers:
+            schedule.check(self.start(initial))
 
     @model_validator(mode="after")
     def _check_parts(self) -> "Sequential":

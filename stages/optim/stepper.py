@@ -225,7 +225,9 @@ def _entries_of(state: Any) -> list[Any]:
     try:
         return list(chain.from_iterable(map(dict.values, state.values())))
     except TypeError:  # a value of the optimizer itself
-        return list(chain.from_iterable(each.values() for each in state.values() if isinstance(each, dict)))
+        return list(
+            chain.from_iterable(entry.values() for entry in state.values() if isinstance(entry, dict))
+        )
 
 
 def _match_layouts(state: Any) -> None:

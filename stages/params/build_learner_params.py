@@ -81,7 +81,8 @@ class CheckpointConfig(Config):
     @property
     def selects(self) -> list[str]:
         """The keys of a file of weights that do not have their defaults."""
-        return [key for key in OF_WEIGHTS if getattr(self, key) != type(self).model_fields[key].default]
+        changed = self.model_dump(include={*OF_WEIGHTS}, exclude_defaults=True)
+        return [key for key in OF_WEIGHTS if key in changed]
 
     @property
     def is_of_weights(self) -> bool:

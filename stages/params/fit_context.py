@@ -1,13 +1,14 @@
-"""Paths of the stage fit, and the arguments that come from its caller."""
+"""Paths of the stage fit, the arguments that come from its caller, and the part of the ranks other than 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import distributed, learner
-from stages.contracts.events import Renderer
-from stages.contracts.interrupter import Interrupter
+from stages import data, distributed, learner
+from stages.contracts.errors import RunInterruptedError
+from stages.contracts.events import Interrupter, Renderer
+from stages.contracts.seeds import derive_seed
 from stages.loggers.tracking import RunDescription
 from stages.params.fit_params import FitConfig
 
@@ -68,3 +69,22 @@ class FitContext:
         if self.interrupter:
             builder.with_interrupter(self.interrupter)
         return builder.renderer(self.renderer) if self.renderer else builder
+
+
+def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None:
+    """Train together with rank 0, which calls `fit` and owns the run store, until it has a result.
+
+    Raises `RunInterruptedError` if the ranks were asked to stop, after rank 0 has saved the run, because
+    torchrun kills the ranks of a host 30 seconds after one of them has exited.
+    """
+    config = config.model_copy(update={"loggers": ()})  # rank 0 logs
+    while context.group.will_train():
+        builder = context.configure(config, learner.LearnerBuilder(paths.runs)).checkpoint("auto")
+        run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
+        train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
+        run.fit(train, valid)
+        if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
+            learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
+        if run.interrupted:
+            context.group.will_train()
+            raise RunInterruptedError("stopped together with rank 0, which has saved the run")

@@ -6,9 +6,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from stages import checkpoints, data, devices, distributed, learner, loggers, metrics, records
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
-from stages.checkpoints.retention import Keep
+from stages import data, devices, distributed, learner, loggers, metrics, records, runs
 from stages.contracts.config import Config, Use
 from stages.contracts.fields import (
     MAX_COUNT,
@@ -31,8 +29,7 @@ from stages.contracts.fields import (
     describe_portable_conflict,
 )
 from stages.contracts.history import History, Split
-from stages.data.augment.augmentation_config import AugmentationConfig
-from stages.data.config import BatcherConfig
+from stages.data.config import AugmentationConfig, BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
 from stages.loggers.tracking import RunDescription
@@ -40,6 +37,8 @@ from stages.metrics.registry import MetricConfig, TelemetryConfig
 from stages.optim.config import Averaging, NonFinite
 from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
+from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
+from stages.runs.retention import Keep
 
 CHANGES_NO_NUMBER = {
     "num_epochs",
@@ -74,6 +73,10 @@ class BatchLimits(Config):
     """null: all batches."""
     valid: Count | None = None
     """null: all batches."""
+
+    def of(self, split: str) -> int | None:
+        """Return the maximum of *split*; None without one, as the test split has."""
+        return {"train": self.train, "valid": self.valid}.get(split)
 
     @model_validator(mode="before")
     @classmethod
@@ -302,19 +305,19 @@ class FitConfig(Config):
 
     def _add_loggers(self, builder: "learner.LearnerBuilder", run: RunDescription) -> None:
         directory = builder.directory / "telemetry"
-        for each in self.loggers:
-            if loggers.is_tracker(each):
-                builder.with_progress_logger(loggers.build_tracker(each, directory, run))
+        for logger in self.loggers:
+            if loggers.is_tracker(logger):
+                builder.with_progress_logger(loggers.build_tracker(logger, directory, run))
             else:
-                added = loggers.build_loggers(each, directory)
+                added = loggers.build_loggers(logger, directory)
                 builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
 
     def _build_metrics(self) -> "list[Any]":
         """Return the metrics, and the telemetry that is not one of them."""
-        built = [metrics.build_metric(each) for each in self.metrics]
-        names = {each.name for each in built}
-        telemetry = [metrics.build_telemetry(each) for each in self.telemetry]
-        return built + [each for each in telemetry if each.name not in names]
+        built = [metrics.build_metric(metric) for metric in self.metrics]
+        names = {metric.name for metric in built}
+        telemetry = [metrics.build_telemetry(metric) for metric in self.telemetry]
+        return built + [metric for metric in telemetry if metric.name not in names]
 
     def build_test_metrics(self) -> "list[Any]":
         """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
@@ -347,10 +350,12 @@ class FitConfig(Config):
         builder = self._loader_builder(prepared.info)
         if self.overfit_batches is not None:
             return builder.limit_batches(self.overfit_batches).build(prepared.train)
-        builder.limit_batches(getattr(self.limit_batches, split, None))
+        builder.limit_batches(self.limit_batches.of(split))
         if split == "train":
-            builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
-        return builder.build(getattr(prepared, split))
+            builder.shuffle(self.seed).augment(
+                [data.build_augmentation(augmentation) for augmentation in self.augment]
+            )
+        return builder.build(prepared.by_name()[split])
 
     def _loader_builder(self, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
         builder = (
@@ -368,7 +373,7 @@ class FitConfig(Config):
         *initial* is the directory of the initial learner, which has the checkpoints of a run that is resumed.
         """
         inherited = [epoch for epoch in list_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
-        return checkpoints.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
+        return runs.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
 
 
 def _best_kind() -> str:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.records.config import RecorderConfig
+from stages.runs.retention import BestConfig
 
 
 class SaveModelConfig(Config):

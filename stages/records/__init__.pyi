@@ -1,7 +1,5 @@
 from .config import RecorderConfig as RecorderConfig
 from .formats import find_format as find_format
-from .model_file import load_file as load_file
-from .model_file import save_file as save_file
 from .precision import DoublePrecision as DoublePrecision
 from .precision import FullPrecision as FullPrecision
 from .precision import HalfPrecision as HalfPrecision
@@ -30,9 +28,10 @@ from .recorder import PrettyJsonFileRecorder as PrettyJsonFileRecorder
 from .recorder import Recorder as Recorder
 from .recorder import SafetensorsRecorder as SafetensorsRecorder
 from .recorder import build_recorder as build_recorder
+from .recorder import load_file as load_file
 from .recorder import read_item as read_item
+from .recorder import save_file as save_file
 from .recorder import write_state_dict as write_state_dict
-from .selection import Selection as Selection
 from .state_tree import decode_state as decode_state
 from .state_tree import encode_state as encode_state
 from .tensors import check_recordable as check_recordable
@@ -46,6 +45,7 @@ from .torch_modules.module_record import skeleton_of as skeleton_of
 from .torch_modules.skeleton import from_plain as from_plain
 from .torch_modules.skeleton import to_plain as to_plain
 from .torch_modules.state_dict import LoadResult as LoadResult
+from .torch_modules.state_dict import Selection as Selection
 from .torch_modules.state_dict import load_into as load_into
 from .torch_modules.state_dict import state_of as state_of
 from .torch_optimizers.burn_import import load_burn_optimizer as load_burn_optimizer

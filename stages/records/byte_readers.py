@@ -85,7 +85,7 @@ class PlainReader:
 
     def read(self, size: int) -> bytes:
         """Return the next *size* bytes."""
-        self._check_available(size)
+        check_available(self, size)
         data = self._file.read(size)
         self._advance(len(data), size)
         return data
@@ -98,14 +98,14 @@ class PlainReader:
 
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own."""
-        self._check_available(size)
+        check_available(self, size)
         data = np.empty(size, np.uint8)
         self._advance(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # missing in typeshed
         return data
 
     def skip(self, size: int) -> None:
         """Skip *size* bytes."""
-        self._check_available(size)
+        check_available(self, size)
         self._file.seek(size, 1)
         self.offset += size
 
@@ -118,16 +118,27 @@ class PlainReader:
         """Close the file."""
         self._file.close()
 
-    def _check_available(self, size: int) -> None:
-        if not 0 <= size <= self.remaining():
-            raise RecordError(
-                f"{self.name}, offset {self.offset}: {size} bytes are declared, but {self.remaining()} remain"
-            )
-
     def _advance(self, count: int, size: int) -> None:
         self.offset += count
         if count != size:
             raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - count} bytes early")
+
+
+def read_blob(source: ByteReader, size: int, *, keep_data: bool) -> Blob | None:
+    """Return the next *size* bytes of *source*; without *keep_data*, skip them and return None."""
+    if keep_data:
+        return source.read_array(size)
+    source.skip(size)
+    return None
+
+
+def check_available(source: ByteReader, size: int) -> None:
+    """Raise `RecordError` unless *size* bytes can follow in *source*."""
+    if not 0 <= size <= source.remaining():
+        raise RecordError(
+            f"{source.name}, offset {source.offset}: {size} bytes are declared, but "
+            f"{source.remaining()} remain"
+        )
 
 
 def rechunk(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray | memoryview]:

@@ -76,8 +76,8 @@ class RecorderConfig(Config):
 
     def rename(self, path: Path) -> Path:
         """Return *path* with the suffix of the recorder's files in place of its own."""
-        own = [each for each in SUFFIXES.values() if path.name.endswith(each)]
-        stem = path.name.removesuffix(own[0]) if own else path.stem
+        suffixes = [suffix for suffix in SUFFIXES.values() if path.name.endswith(suffix)]
+        stem = path.name.removesuffix(suffixes[0]) if suffixes else path.stem
         return path.with_name(stem + self.suffix)
 
     @property

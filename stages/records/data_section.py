@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader
-from stages.records.dtypes import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
-from stages.records.record_tree import RawTensor
+from stages.records.byte_readers import Blob, ByteReader, read_blob
+from stages.records.record_tree import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS, RawTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,20 @@ def read_section(
 
 def read_tensor(source: ByteReader, entry: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
     """Return the tensor whose bytes come next."""
-    if not keep_data:
-        source.skip(entry.end - entry.start)
-        return build_tensor_without_data(entry.dtype, entry.shape)
-    data = source.read_array(entry.end - entry.start)
+    data = read_blob(source, entry.end - entry.start, keep_data=keep_data)
     where = f"{source.name}, before offset {source.offset}: {name}"
     return build_tensor(entry.dtype, entry.shape, data=data, where=where)
 
 
-def build_tensor(dtype: str, shape: tuple[int, ...], *, data: Blob, where: str) -> RawTensor:
+def build_tensor(dtype: str, shape: tuple[int, ...], *, data: Blob | None, where: str) -> RawTensor:
     """Return the tensor over *data*, which is not copied; a Bool stored in words is converted to bytes.
+
+    If *data* is None, the tensor has a dtype and a shape only.
 
     Raises `RecordError` if a Bool is neither 0 nor 1.
     """
+    if data is None:
+        return RawTensor(dtype, shape, _raise_without_data)
     if dtype == "Bool" and data.size:
         values: NDArray[np.unsignedinteger[Any]] = data if data.size == math.prod(shape) else data.view("<u4")
         if values.max() > 1:
@@ -114,11 +114,6 @@ class _Pieces:
 
     def __call__(self) -> tuple[memoryview]:
         return (self._data.data,)
-
-
-def build_tensor_without_data(dtype: str, shape: tuple[int, ...]) -> RawTensor:
-    """Return a tensor of which only *dtype* and *shape* were read."""
-    return RawTensor(dtype, shape, _raise_without_data)
 
 
 def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:

@@ -10,21 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from stages.contracts.errors import RecordError
-from stages.records.bincode import reader as bincode_reader
-from stages.records.bincode import writer as bincode_writer
-from stages.records.burn_metadata import pack_record, unpack_record
-from stages.records.burnpack import reader as burnpack_reader
-from stages.records.burnpack import writer as burnpack_writer
+from stages.records import (
+    bincode_reader,
+    bincode_writer,
+    burnpack_format,
+    json_format,
+    messagepack_format,
+    safetensors_format,
+)
 from stages.records.byte_readers import ByteReader, PlainReader, rechunk
 from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
-from stages.records.json_format import reader as json_reader
-from stages.records.json_format import writer as json_writer
 from stages.records.limits import Limits, ValueCounts
-from stages.records.messagepack import reader as messagepack_reader
-from stages.records.messagepack import writer as messagepack_writer
+from stages.records.named_records import pack_record, unpack_record
 from stages.records.record_tree import Metadata, Record, Tree
-from stages.records.safetensors_format import reader as safetensors_reader
-from stages.records.safetensors_format import writer as safetensors_writer
 from stages.system.files import open_atomic
 
 Pieces = Iterator[bytes | memoryview]
@@ -68,9 +66,9 @@ _MESSAGEPACK = Format(
     "named_mpk",
     ".mpk",
     "NamedMpkFileRecorder",
-    partial(_encode_named, messagepack_writer.encode),
-    partial(_decode_named, messagepack_reader.decode),
-    memory_needed=messagepack_reader.memory_needed,
+    partial(_encode_named, messagepack_format.encode),
+    partial(_decode_named, messagepack_format.decode),
+    memory_needed=messagepack_format.memory_needed,
 )
 _BINCODE = Format(
     "bin",
@@ -85,9 +83,9 @@ _JSON = Format(
     "pretty_json",
     ".json",
     "PrettyJsonFileRecorder",
-    partial(_encode_named, json_writer.encode_pretty),
-    partial(_decode_named, json_reader.decode),
-    memory_needed=json_reader.memory_needed,
+    partial(_encode_named, json_format.encode_pretty),
+    partial(_decode_named, json_format.decode),
+    memory_needed=json_format.memory_needed,
 )
 _ALL = (
     replace(
@@ -101,7 +99,7 @@ _ALL = (
         name="json_gz",
         suffix=".json.gz",
         type_name="JsonGzFileRecorder",
-        encode=partial(_encode_named, json_writer.encode),
+        encode=partial(_encode_named, json_format.encode),
         gzipped=True,
     ),
     _JSON,
@@ -109,15 +107,15 @@ _ALL = (
         "burnpack",
         ".bpk",
         "BurnpackRecorder",
-        burnpack_writer.encode,
-        lambda source, _, keep_data: burnpack_reader.decode(source, keep_data=keep_data),
+        burnpack_format.encode,
+        lambda source, _, keep_data: burnpack_format.decode(source, keep_data=keep_data),
     ),
     Format(
         "safetensors",
         ".safetensors",
         "SafetensorsRecorder",
-        safetensors_writer.encode,
-        lambda source, _, keep_data: safetensors_reader.decode(source, keep_data=keep_data),
+        safetensors_format.encode,
+        lambda source, _, keep_data: safetensors_format.decode(source, keep_data=keep_data),
     ),
 )
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}

@@ -17,7 +17,7 @@ import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, rechunk
+from stages.records.byte_readers import Blob, check_available, rechunk
 from stages.records.limits import ADVICE, LARGEST_RATIO, Limits, least_size
 
 CHUNK = 1 << 19
@@ -145,7 +145,7 @@ class GzipReader:
     def read(self, size: int) -> bytes:
         """Return the next *size* bytes."""
         if not 0 <= size <= self._window.nbytes:
-            self._check_available(size)
+            check_available(self, size)
             if size > _WINDOW:
                 return self.read_array(size).tobytes()
             self._fill_window(size)
@@ -163,7 +163,7 @@ class GzipReader:
 
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own."""
-        self._check_available(size)
+        check_available(self, size)
         try:
             data = np.empty(size, np.uint8)
         except MemoryError as error:
@@ -182,7 +182,7 @@ class GzipReader:
 
     def skip(self, size: int) -> None:
         """Skip *size* bytes."""
-        self._check_available(size)
+        check_available(self, size)
         while size:
             step = min(size, self._window.nbytes or _WINDOW)
             self.read(step)
@@ -208,12 +208,6 @@ class GzipReader:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _check_available(self, size: int) -> None:
-        if not 0 <= size <= self.remaining():
-            raise RecordError(
-                f"{self.name}, offset {self.offset}: {size} bytes are declared, but {self.remaining()} remain"
-            )
 
     def _fill_window(self, size: int) -> None:
         """Inflate until the window has at least *size* bytes, which were checked to be available."""

@@ -8,7 +8,7 @@ recorder refuses a record that it could not read back.
 from dataclasses import dataclass
 from typing import Any
 
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Some, Tree, unwrap
 
 LEAST_LIMIT, LIMIT_RATIO = 64 * 2**20, 100
 """Bytes of content that every gzip file may have; a file that is larger on disk may have this ratio times its
@@ -99,8 +99,7 @@ class ValueCounts:
         """Count *node* itself and return its children."""
         if isinstance(node, Some):
             return [node.value]
-        if isinstance(node, Variant):
-            node = {node.name: node.value}
+        node = unwrap(node)
         self.values += 1
         if isinstance(node, RawTensor):
             return self._add_tensor(node)

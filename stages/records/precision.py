@@ -1,6 +1,6 @@
 """Precision of numbers in a file: Burn's precision settings, applied piece by piece while writing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.byte_readers import rechunk
-from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES, NUMPY
-from stages.records.record_tree import RawTensor
+from stages.records.record_tree import FLOATS, INTEGERS, ITEM_SIZES, NUMPY, RawTensor
 
 PIECE_SIZE = 4 << 20
 """Upper bound on the bytes in memory, before or after conversion, of a tensor that is being converted."""
@@ -62,36 +61,33 @@ PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrec
 """The precisions by their names in params."""
 
 
+def iter_numbers(tensor: RawTensor, size: int) -> Iterator[Array]:
+    """Yield the elements of *tensor*, BF16 as float32, in arrays of up to *size* elements."""
+    for chunk in rechunk(tensor.pieces(), size * ITEM_SIZES[tensor.dtype]):
+        numbers = np.frombuffer(chunk, NUMPY[tensor.dtype])
+        if tensor.dtype == "BF16":  # the upper half of a float32
+            numbers = (numbers.astype("<u4") << 16).view("<f4")
+        yield numbers
+
+
 def _convert_pieces(tensor: RawTensor, target: str) -> Iterator[memoryview]:
-    cast = _cast(tensor.dtype, target)
-    for chunk in _iter_chunks(tensor, ITEM_SIZES[target]):
-        yield cast(chunk).data.cast("B")
-
-
-def _cast(source: str, target: str) -> Callable[[Array], Array]:
-    def cast(values: Array) -> Array:
+    for numbers in _iter_chunks(tensor, target):
         with np.errstate(over="ignore", invalid="ignore"):  # overflow to infinity is intended
-            if source == "BF16":
-                values = (values.astype("<u4") << 16).view("<f4")
-            return values.astype(NUMPY[target])
-
-    return cast
+            converted = numbers.astype(NUMPY[target])
+        yield converted.data.cast("B")
 
 
 def _fits_into(tensor: RawTensor, target: str) -> bool:
     """Return True if every element is in the range of *target*; read them only if the types do not decide."""
-    own, other = np.iinfo(NUMPY[tensor.dtype]), np.iinfo(NUMPY[target])
-    if other.min <= own.min and own.max <= other.max:
+    limits, other = np.iinfo(NUMPY[tensor.dtype]), np.iinfo(NUMPY[target])
+    if other.min <= limits.min and limits.max <= other.max:
         return True
     return all(
-        other.min <= int(chunk.min()) and int(chunk.max()) <= other.max
-        for chunk in _iter_chunks(tensor, ITEM_SIZES[target])
+        other.min <= int(numbers.min()) and int(numbers.max()) <= other.max
+        for numbers in _iter_chunks(tensor, target)
     )
 
 
-def _iter_chunks(tensor: RawTensor, target_size: int) -> Iterator[Array]:
-    """Yield the elements of *tensor* in arrays that are neither empty nor larger than `PIECE_SIZE`."""
-    size = ITEM_SIZES[tensor.dtype]
-    step = PIECE_SIZE // max(size, target_size) * size
-    for chunk in rechunk(tensor.pieces(), step):
-        yield np.frombuffer(chunk, NUMPY[tensor.dtype])
+def _iter_chunks(tensor: RawTensor, target: str) -> Iterator[Array]:
+    """Yield the elements of *tensor* in arrays that take at most `PIECE_SIZE`, also as *target*."""
+    return iter_numbers(tensor, PIECE_SIZE // max(ITEM_SIZES[tensor.dtype], ITEM_SIZES[target]))

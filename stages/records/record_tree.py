@@ -5,7 +5,7 @@ A node is a dict (a struct, fields in declaration order), a list, a tuple, text,
 as bincode, or that serves as the example for reading bincode, contains type hints: a tuple is an array whose
 length the type determines, a list is a vector with its length, `Map` is a map with its length, `Some` is an
 option with a value (None is an option without one, or a constant: both are one zero byte), `Variant` is one
-case of an enum, and `Signed` is an integer with a sign.
+case of an enum, and `Signed` is an integer with a sign. Element types have Burn's names.
 """
 
 import math
@@ -13,7 +13,34 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stages.records.dtypes import ITEM_SIZES
+FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "Flex32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "Bool": "u1",
+}
+"""NumPy's name of each type. NumPy has no BF16, so it is represented by its bits."""
+ITEM_SIZES = {name: int(numpy_name[-1]) for name, numpy_name in NUMPY.items()}
+"""Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
+INTEGERS = frozenset(name for name in NUMPY if name[0] in "IU")
+BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
+"""How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one element."""
+MAX_DIMENSIONS = 32
+"""Dimensions of a tensor in a file."""
+MAX_ELEMENTS = 1 << 63
+"""Bound on the number of elements of a tensor; the number must be smaller."""
+
 
 Tree = Any
 """A node as described in the module's docstring, nested."""
@@ -116,14 +143,24 @@ def strip_type_hints(node: Tree) -> Tree:
     return node
 
 
+def unwrap(node: Tree) -> Tree:
+    """Return *node* as formats with names write it: the value of a `Some`, and a map for a `Variant`."""
+    node = node.value if isinstance(node, Some) else node
+    return {node.name: node.value} if isinstance(node, Variant) else node
+
+
+def fields_of(node: Tree) -> Iterable[tuple[Any, Tree]]:
+    """Return the keys and values of a dict, or the indices, as text, and elements of a list or a tuple."""
+    if isinstance(node, dict):
+        return node.items()
+    return ((str(index), value) for index, value in enumerate(node))
+
+
 def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf with its dotted path, in order; elements of arrays are named by their index."""
-    node = node.value if isinstance(node, Some) else node
-    if isinstance(node, Variant):
-        node = {node.name: node.value}
+    node = unwrap(node)
     if isinstance(node, dict | list | tuple):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, value in pairs:
+        for key, value in fields_of(node):
             yield from iter_leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, node

@@ -1,23 +1,29 @@
-"""Recorders, which write a tree of state to one file and load it again. Burn's `Recorder`."""
+"""Recorders, which write a tree of state to one file and load it again. Burn's `Recorder`.
 
+`save_file` and `load_file` are Burn's functions of these names, for the parameters of a module.
+"""
+
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records import formats
-from stages.records.burn_metadata import build_metadata
 from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
 from stages.records.dotted_names import flatten, unflatten
 from stages.records.formats import FORMATS, Format
+from stages.records.named_records import build_metadata
 from stages.records.precision import PRECISIONS, FullPrecision, HalfPrecision, Precision
 from stages.records.record_tree import RawTensor, Record, Tree, convert_tensors, map_leaves
-from stages.records.safetensors_format.shards import is_index, read_index
+from stages.records.safetensors_format import is_index, read_index
 from stages.records.tensors import from_raw, to_raw
-from stages.records.torch_files.reader import is_torch_file, read_state_dict
+from stages.records.torch_files import is_torch_file, read_state_dict
+from stages.records.torch_modules.module_record import fields_unlike_burn, record_of
+from stages.records.torch_modules.state_dict import load_into
 
 
 class Recorder(Protocol):
@@ -224,16 +230,16 @@ def _read_shards(index: Path, limit: int | None) -> Tree:
     """Return the tree of the tensors in the shards of *index*."""
     leaves: dict[str, Tree] = {}
     for path, names in read_index(index).items():
-        found = dict(flatten(formats.read(path, FORMATS["safetensors"], limit=limit).item))
-        if lacking := [name for name in names if name not in found]:
+        leaves_of_shard = dict(flatten(formats.read(path, FORMATS["safetensors"], limit=limit).item))
+        if lacking := [name for name in names if name not in leaves_of_shard]:
             raise RecordError(f"{path} lacks {lacking[0]!r}, which {index.name} expects there")
-        leaves.update({name: found[name] for name in names})
+        leaves.update({name: leaves_of_shard[name] for name in names})
     return unflatten(leaves, str(index))
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
     """Write *state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
-    item = unflatten({name: to_raw(each) for name, each in state.items()}, "the state_dict")
+    item = unflatten({name: to_raw(tensor) for name, tensor in state.items()}, "the state_dict")
     formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
 
 
@@ -248,3 +254,48 @@ def _convert_tensors(item: Tree, precision: Precision) -> Tree:
         return precision.convert(node) if isinstance(node, RawTensor) else node
 
     return map_leaves(item, leaf)
+
+
+log = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save_file(model: nn.Module, path: str | Path, recorder: Recorder) -> Path:
+    """Write the record of *model* to *path* with the recorder's extension and return the file's path.
+
+    As in Burn, the extension replaces that of *path*, unless it is the recorder's already, and missing parent
+    directories are created. The file is replaced atomically when it is complete.
+
+    >>> import tempfile
+    >>> from stages.records import DefaultRecorder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(nn.Linear(4, 2), f"{folder}/model", DefaultRecorder()).name
+    'model.mpk.gz'
+
+    Raises:
+        RecordError: If the model has a tensor that a record cannot hold.
+    """
+    for field in fields_unlike_burn(model):
+        log.warning("Burn cannot load %s", field)
+    return recorder.record(record_of(model), _with_extension(Path(path), recorder.suffix))
+
+
+def load_file(model: Model, path: str | Path, recorder: Recorder, *, limit: int | None = None) -> Model:
+    """Load the record at *path*, with the recorder's extension, into *model* and return *model*.
+
+    Tensors are converted to the dtypes and devices of *model*, so a file of any precision can be loaded.
+    *limit* raises the number of content bytes that a file may have if it compresses more than 100 times.
+
+    Raises:
+        RecordError: If the file is missing, or if it is not the record of such a model; *model* is then
+            unchanged.
+    """
+    target = _with_extension(Path(path), recorder.suffix)
+    item = recorder.load(target, record_of(model), limit=limit)
+    load_into(model, item, source=str(target), layout="burn")
+    return model
+
+
+def _with_extension(path: Path, suffix: str) -> Path:
+    """Return *path* with its extension replaced by *suffix*."""
+    return path if path.name.endswith(suffix) else path.with_name(path.stem + suffix)

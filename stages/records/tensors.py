@@ -120,9 +120,9 @@ def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:
     """Raise `RecordError` if no record can hold *tensor*; *what* names it in the message."""
     if tensor.dtype not in DTYPE_NAMES:
         hint = "with torch.view_as_real" if tensor.is_complex() else "to one of them"
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
         raise RecordError(
-            f"{what} of {tensor.dtype} cannot be recorded; supported are {known}: convert it {hint}"
+            f"{what} of {tensor.dtype} cannot be recorded; supported are {dtypes}: convert it {hint}"
         )
     if tensor.layout != torch.strided:
         raise RecordError(f"{what} of layout {tensor.layout} cannot be recorded; convert it with to_dense()")

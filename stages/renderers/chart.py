@@ -93,12 +93,12 @@ def reduce_points(points: Sequence[Point], limit: int) -> list[Point]:
     start, end = points[0][0], points[-1][0]
     bounds = [start + (end - start) * number / intervals for number in range(1, intervals)]
     cuts = [0, *(bisect_left(points, (bound,)) for bound in bounds), len(points)]
-    kept = {points[0], points[-1]}
+    reduced = {points[0], points[-1]}
     value = itemgetter(1)
     for first, after_last in pairwise(cuts):
         if interval := points[first:after_last]:
-            kept |= {min(interval, key=value), max(interval, key=value)}
-    return sorted(kept)
+            reduced |= {min(interval, key=value), max(interval, key=value)}
+    return sorted(reduced)
 
 
 def draw_chart(

@@ -1,11 +1,18 @@
-"""Renderers that need no terminal: a line per epoch on standard output or in a log, or no output."""
+"""Renderers that need no terminal: a line per epoch on standard output or in a log, or no output.
+
+`default_renderer` returns the one that ``LEARNER_RENDERER`` names, or the default for standard output.
+"""
 
 import logging
 import math
+import os
+import sys
 import time
 from collections.abc import Mapping
 
-from stages.contracts.events import Progress, Shown
+from stages import renderers  # loads its names on first access: a run in a pipe imports no plotext
+from stages.contracts.errors import ParamsError
+from stages.contracts.events import Progress, Renderer, Shown
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_rounded
@@ -16,7 +23,26 @@ INTERVAL_SECONDS = 30.0
 """Default time between two lines within an epoch."""
 
 
-class PlainRenderer:
+class NoRenderer:
+    """A renderer without output."""
+
+    def start(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Do nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainRenderer(NoRenderer):
     """A renderer that prints a line after each epoch, and a line per interval within a long epoch.
 
     Example:
@@ -39,9 +65,6 @@ class PlainRenderer:
         """Start the first interval."""
         self._next_line = time.monotonic() + self._interval
 
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing: lines contain the means of the epoch, not the values of single batches."""
-
     def step(self, progress: Progress) -> None:
         """Print the progress of the epoch, if the last line is an interval old."""
         now = time.monotonic()
@@ -54,9 +77,6 @@ class PlainRenderer:
         """Print the values of the epoch."""
         self.write(format_epoch(progress, history))
         self._next_line = time.monotonic() + self._interval
-
-    def close(self) -> None:
-        """Do nothing: there is no resource to release."""
 
 
 class LogRenderer(PlainRenderer):
@@ -75,34 +95,15 @@ class LogRenderer(PlainRenderer):
         self._logger.info("%s", line)
 
 
-class NoRenderer:
-    """A renderer without output."""
-
-    def start(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing."""
-
-    def step(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def epoch_end(self, progress: Progress, history: History) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def format_epoch(progress: Progress, history: History) -> str:
     """Return the line of an epoch, such as ``epoch 3/10 | train: Accuracy 97.25 %, Loss 0.50 | valid: …``.
 
     The line ends with the telemetry of training, and of validation if a metric is measured there only.
     """
-    found = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
+    measured = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
     parts = [_format_epoch_number(progress)]
     for split in Split:
-        values = {metric: value for metric, its_split, value in found if its_split is split}
+        values = {metric: value for metric, its_split, value in measured if its_split is split}
         if values:
             parts.append(f"{split}: {format_metrics(values, progress.shown)}")
     parts.append(format_metrics(_select_telemetry(progress), progress.shown))
@@ -140,3 +141,35 @@ def _select_telemetry(progress: Progress) -> dict[str, float]:
 
 def _format_epoch_number(progress: Progress) -> str:
     return f"epoch {progress.epoch:>{len(str(progress.epochs))}}/{progress.epochs}"
+
+
+VARIABLE = "LEARNER_RENDERER"
+RENDERER_NAMES = ("live", "plain", "none")
+
+
+def default_renderer() -> Renderer:
+    """Return a new renderer of the kind that `read_renderer_name` returns."""
+    match read_renderer_name():
+        case "live":
+            return renderers.LiveRenderer()
+        case "plain":
+            return renderers.PlainRenderer()
+        case _:
+            return renderers.NoRenderer()
+
+
+def read_renderer_name() -> str:
+    """Return the value of ``LEARNER_RENDERER``: ``live``, ``plain`` or ``none``.
+
+    If it is not set or empty, the name is ``live`` on a terminal and ``plain`` elsewhere. Raises
+    `ParamsError` for any other value.
+    """
+    name = os.environ.get(VARIABLE) or ("live" if _can_draw() else "plain")
+    if name not in RENDERER_NAMES:
+        raise ParamsError(f"{VARIABLE} is {name!r}. Set it to live, plain or none, or unset it")
+    return name
+
+
+def _can_draw() -> bool:
+    """Return whether standard output is a terminal that can move its cursor."""
+    return os.name == "posix" and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -40,8 +40,8 @@ def parse_keys(text: str) -> tuple[list[Key], str]:
     """Return the keys in *text*, and the incomplete escape sequence at its end, or ``""``."""
     cut = INCOMPLETE_SEQUENCE.search(text)
     end = cut.start() if cut else len(text)
-    found = [match[1] or match[2] for match in KEY_PATTERN.finditer(text, 0, end)]
-    return [Key(each) for each in found if each], text[end:]
+    characters = [match[1] or match[2] for match in KEY_PATTERN.finditer(text, 0, end)]
+    return [Key(character) for character in characters if character], text[end:]
 
 
 class Keyboard:

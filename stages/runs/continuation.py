@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from stages.checkpoints.file_names import (
+from stages.contracts.printing import print_line, print_text
+from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
@@ -14,10 +15,8 @@ from stages.checkpoints.file_names import (
     list_epochs,
     parse_name,
 )
-from stages.contracts.printing import print_line, print_text
-from stages.runs.manifest import LogLedger, files_below
+from stages.runs.manifest import LogLedger, files_below, find_damage
 from stages.runs.store import RunStore
-from stages.runs.verification import find_damage
 from stages.system.files import copy_file, md5, sync_directory
 
 _LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")
@@ -103,7 +102,7 @@ class Continuation:
         """Empty the store and copy the initial learner to it, its marker last."""
         self._store.restart()
         files = [path for path in sorted(self._initial.rglob("*")) if path.is_file()]
-        for path in sorted(files, key=lambda each: each.name == self._marker):
+        for path in sorted(files, key=lambda path: path.name == self._marker):
             copy_file(path, self._store.path / path.relative_to(self._initial))
         for epoch in range(1, max(self._list_saved(), default=0) + 1):
             LogLedger(self._store.path).add(epoch)
@@ -135,8 +134,8 @@ def remove_epochs_after(store_path: Path, epoch: int) -> None:
     """
     shutil.rmtree(store_path / STEP_FOLDER, ignore_errors=True)
     epochs = {path: _epoch_of(path.relative_to(store_path).as_posix()) for path in files_below(store_path)}
-    later = {path: each for path, each in epochs.items() if each is not None and each > epoch}
-    for path in sorted(later, key=lambda each: (later[each], each.name.startswith(TRAINER)), reverse=True):
+    later = {path: number for path, number in epochs.items() if number is not None and number > epoch}
+    for path in sorted(later, key=lambda path: (later[path], path.name.startswith(TRAINER)), reverse=True):
         path.unlink()
     sync_directory(store_path)
 

@@ -87,8 +87,14 @@ def locks(root: Path) -> list[Path]:
 def list_named_locks(root: Path) -> list[Path]:
     """Return the lock files below *root* that name a process: it works in the store, or was killed there."""
     with os.scandir(root) as entries:  # a lock that was released is empty
-        found = [each for each in entries if each.name.endswith(LOCK_SUFFIX) and each.stat().st_size]
-    return [Path(each.path) for each in found if KEY.fullmatch(each.name.removesuffix(LOCK_SUFFIX))]
+        entries_with_holder = [
+            entry for entry in entries if entry.name.endswith(LOCK_SUFFIX) and entry.stat().st_size
+        ]
+    return [
+        Path(entry.path)
+        for entry in entries_with_holder
+        if KEY.fullmatch(entry.name.removesuffix(LOCK_SUFFIX))
+    ]
 
 
 def new_trash_path(store_path: Path) -> Path:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.contracts.file_lists import is_name_below
 from stages.contracts.history import Split
+from stages.runs.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
-from stages.system.files import UNREADABLE, describe, read_regular
+from stages.system.files import UNREADABLE, damage, describe, read_regular
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""
@@ -62,15 +62,21 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
     return None
 
 
-def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest of the store *store_path*: *known*, and an entry for each other file, read now."""
+def describe_store(store_path: Path, recorded: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Return the manifest of the store *store_path*: *recorded*, and an entry for each other file."""
     paths = {path.relative_to(store_path).as_posix(): path for path in files_below(store_path)}
-    found = {
+    others = {
         name: describe(path)
         for name, path in sorted(paths.items())
-        if name not in known and not _NOT_LISTED.fullmatch(name)
+        if name not in recorded and not _NOT_LISTED.fullmatch(name)
     }
-    return {**found, **known}
+    return {**others, **recorded}
+
+
+def find_damage(store_path: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the files of *manifest* that are not intact, and what is wrong with each."""
+    verdicts = ((name, damage(store_path / name, written)) for name, written in manifest.items())
+    return {name: problem for name, problem in verdicts if problem}
 
 
 class LogLedger:
@@ -91,25 +97,25 @@ class LogLedger:
         """
         noted = self._read_lines()
         newest = {path.relative_to(self._store_path) for path in self._logs(last_epoch)}
-        found: dict[str, Mapping[str, Any]] = {}
+        manifest: dict[str, Mapping[str, Any]] = {}
         for epoch in range(1, last_epoch + 1):
             if epoch in noted:
-                found |= noted[epoch]
+                manifest |= noted[epoch]
                 continue
             expected = [Path(name.parts[0], f"epoch-{epoch}", name.name) for name in newest]
             lost = [name.as_posix() for name in expected if not (self._store_path / name).is_file()]
-            found |= dict.fromkeys(sorted(lost), UNREADABLE)
-        return found
+            manifest |= dict.fromkeys(sorted(lost), UNREADABLE)
+        return manifest
 
     def _read_lines(self) -> dict[int, Manifest]:
         """Return epoch to manifest from the intact lines of the file."""
-        found: dict[int, Manifest] = {}
+        manifests: dict[int, Manifest] = {}
         with suppress(OSError):
             for line in read_regular(self._path).splitlines():
                 with suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
                     if content := verify_checksum(json.loads(line)):
-                        found[int(content["epoch"])] = _check_manifest(content["files"])
-        return found
+                        manifests[int(content["epoch"])] = _check_manifest(content["files"])
+        return manifests
 
     def _logs(self, epoch: int) -> list[Path]:
         """Return the paths of the logs of *epoch*."""

@@ -1,6 +1,12 @@
-"""Overview of the run stores: the state and the progress of each run."""
+"""Overview of the run stores: the state, the progress and the duration of each run.
 
+The durations of finished runs are in ``durations/<md5 of metrics.json>-<key>.json`` next to the stores: a few
+bytes for each run, which stay when a store is pruned, restarted or trained further.
+"""
+
+import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,12 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
+from stages.contracts.text import to_json
+from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.runs.heartbeat import Beat, read_beat
-from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
+from stages.runs.key import KEY_LENGTH
+from stages.runs.layout import DURATIONS_FOLDER, FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
 from stages.runs.manifest import read_finished
 from stages.runs.store import read_json
 from stages.system.file_lock import is_locked, lock_holder
+from stages.system.files import md5, write_text
 from stages.system.processes import ProcessIdentity
 
 STALLED_SECONDS = 60.0
@@ -66,8 +75,8 @@ class Run:
     @cached_property
     def finished(self) -> dict[str, Any] | None:
         """The facts that a finished run recorded; None if it is not finished, or if they are corrupt."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return found.facts if found else None
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return finish.facts if finish else None
 
     @cached_property
     def epochs(self) -> int:
@@ -131,3 +140,54 @@ def _time(path: Path) -> float:
     with suppress(FileNotFoundError):
         return path.stat().st_mtime
     return 0.0
+
+
+_RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")
+_STARTED = ("Starting training", "Resuming ")
+"""Beginnings of the first log line of a process: the time before it is a pause."""
+
+
+def read_durations(root: Path) -> dict[str, dict[str, float]]:
+    """Return md5 of ``metrics.json`` to run key to seconds, from the records below *root*."""
+    durations: dict[str, dict[str, float]] = {}
+    for path in (root / DURATIONS_FOLDER).glob("*.json"):
+        name, content = _RECORD.fullmatch(path.name), read_json(path)
+        if name and content and isinstance(content.get("seconds"), float):
+            durations.setdefault(name[1], {})[name[2]] = content["seconds"]
+    return durations
+
+
+def record_duration(store_path: Path) -> None:
+    """Write the record of the finished run in *store_path*, unless its log has no times.
+
+    No error is raised if it cannot be written, for example on a full disk: only `learner compare` reads it.
+    """
+    with suppress(OSError):
+        metrics, seconds = md5(store_path / "metrics.json"), working_seconds_of(store_path)
+        if metrics and seconds is not None:
+            path = store_path.parent / DURATIONS_FOLDER / f"{metrics}-{store_path.name}.json"
+            write_text(path, to_json({"seconds": seconds}) + "\n")
+
+
+def working_seconds_of(store_path: Path) -> float | None:
+    """Return the duration of the run in *store_path* in seconds; None if its log has no times."""
+    path = store_path / "experiment.log"
+    if not path.exists():
+        return None
+    return working_seconds(path.read_text(encoding="utf-8", errors="replace").splitlines())
+
+
+def working_seconds(lines: Iterable[str]) -> float | None:
+    """Return the time from the first of the *lines* of an experiment.log to the last, without pauses."""
+    total, before = 0.0, None
+    for line in lines:
+        stamp, _, rest = line.partition(" ")
+        try:
+            now = datetime.fromisoformat(stamp)
+        except ValueError:
+            continue  # a line of a traceback
+        message = rest.partition(": ")[2]
+        if before is not None and not message.startswith(_STARTED):
+            total += max(0.0, (now - before).total_seconds())
+        before = now
+    return total if before is not None and total > 0 else None

@@ -12,14 +12,14 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
+from stages.runs.store import RunStore
 from stages.system.files import (
     CHUNK_BYTES,
     difference,
@@ -27,25 +27,26 @@ from stages.system.files import (
     remove_stale_parts,
     sha256,
     sync_directory,
+    sync_trees,
 )
 
 CLONE = 0x40049409
 """The request FICLONE of Linux."""
 
 
-def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
-    """Replace each target of *made* (source to target) by a copy; remove a target without a source.
+def publish(targets: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
+    """Replace each target of *targets* (source to target) by a copy; remove a target without a source.
 
     All files are copied before the first is renamed. The files in *expected*, by path of the source, are
     verified while they are copied. Returns what is wrong with each file that is missing or damaged; if there
     is one, no target is changed. If the process is killed, call it again.
     """
-    for target in made.values():
+    for target in targets.values():
         remove_stale_parts(target)
-    parts = {target: new_part(target) for target in made.values()}
+    parts = {target: new_part(target) for target in targets.values()}
     try:
-        found = _copy_all({source: parts[target] for source, target in made.items()})
-        wrong = {name: difference(found.get(name), written) for name, written in (expected or {}).items()}
+        copied = _copy_all({source: parts[target] for source, target in targets.items()})
+        wrong = {name: difference(copied.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
         _remove_all(parts.values())  # the restored previous outputs may need their space
@@ -63,26 +64,43 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     return {}
 
 
-def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
-    """Copy each source of *made* that exists, and return the size and sha256 of each file."""
-    found: dict[str, dict[str, Any]] = {}
-    present = {source: part for source, part in made.items() if source.exists()}
+def publish_results(store: RunStore, outputs: Sequence[Path], untracked: Sequence[Path]) -> dict[str, str]:
+    """Replace *outputs* by the files and directories of the same names in *store*, and *untracked* likewise.
+
+    *outputs* are verified with the store's manifest while they are copied. Returns what is wrong with each
+    damaged file, by its path below the store; if there is one, nothing is published.
+    """
+    store.check_exists()
+    names = {path.name for path in outputs}
+    expected = {
+        str(store.path / name): written
+        for name, written in store.manifest.items()
+        if name.partition("/")[0] in names
+    }
+    problems = publish({store.path / path.name: path for path in [*outputs, *untracked]}, expected)
+    return {Path(name).relative_to(store.path).as_posix(): problem for name, problem in problems.items()}
+
+
+def _copy_all(parts: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
+    """Copy each source of *parts* that exists, and return the size and sha256 of each file."""
+    copied: dict[str, dict[str, Any]] = {}
+    present = {source: part for source, part in parts.items() if source.exists()}
     for source, part in present.items():
         part.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, part, copy_function=partial(_copy_file, found))
+            shutil.copytree(source, part, copy_function=partial(_copy_file, copied))
         else:
-            _copy_file(found, source, part)
+            _copy_file(copied, source, part)
     sync_trees(present.values())
-    return found
+    return copied
 
 
-def _copy_file(found: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
+def _copy_file(copied: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
     with Path(source).open("rb") as original, Path(target).open("xb") as copy:
         if _clone(original, copy):
-            found[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
+            copied[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
         else:
-            found[str(source)] = _copy_content(original, copy)
+            copied[str(source)] = _copy_content(original, copy)
 
 
 def _clone(original: BinaryIO, copy: BinaryIO) -> bool:

@@ -1,20 +1,30 @@
 """A run store: the directory in which one run works until it is finished, in one process after another.
 
-`stages.runs.layout` lists its files.
+`stages.runs.layout` lists its files. `prune` removes stores that are no longer needed.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from stages.contracts.errors import StageError
+from stages.contracts.errors import RunInUseError, StageError
+from stages.contracts.text import format_megabytes
 from stages.contracts.user_code import user_frames
 from stages.runs.key import plain, run_key
-from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
+from stages.runs.layout import (
+    FINISHED_FILE,
+    KEY_FILE,
+    lock_of,
+    locks,
+    new_trash_path,
+    ranks_of,
+    stores,
+    trash,
+)
 from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
 from stages.system.file_lock import hold_lock
 from stages.system.files import read_regular, sync_directory, write_text
@@ -61,24 +71,24 @@ class RunStore:
     @property
     def finished(self) -> dict[str, Any] | None:
         """The values that `finish` was called with; None if the run is not finished."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return None if found is None else found.facts
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return None if finish is None else finish.facts
 
     @property
     def manifest(self) -> Manifest:
         """Size and sha256 of each file of a finished run; empty if the run is not finished."""
-        found = read_finished(read_json(self.path / FINISHED_FILE))
-        return {} if found is None else found.files
+        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        return {} if finish is None else finish.files
 
-    def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
+    def finish(self, facts: Mapping[str, Any], recorded: Manifest | None = None) -> None:
         """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
 
-        *known* has the sizes and hashes recorded when files were written; the other files are read now.
+        *recorded* has the sizes and hashes recorded when files were written; the other files are read now.
         Raises `StageError` if the store was removed.
         """
         with _explain_errors(self.path):
             self.check_exists()
-            files = describe_store(self.path, known or {})
+            files = describe_store(self.path, recorded or {})
             write_text(self.path / FINISHED_FILE, _text(add_checksum({**facts, "files": files})))
 
     def check_exists(self) -> None:
@@ -175,12 +185,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _make(path: Path, entries: dict[str, Any]) -> None:
     path.mkdir(exist_ok=True)
-    found = read_json(path / KEY_FILE)
-    if found == entries:
+    content = read_json(path / KEY_FILE)
+    if content == entries:
         return
-    if found is not None and run_key(found) != path.name:
+    if content is not None and run_key(content) != path.name:
         raise StageError(
-            f"{path / KEY_FILE} is the key of run {run_key(found)}, not of {path.name}: the store "
+            f"{path / KEY_FILE} is the key of run {run_key(content)}, not of {path.name}: the store "
             f"was moved or edited. Remove {path}, or rename it to keep its files"
         )
     write_text(path / KEY_FILE, _text(entries))
@@ -200,3 +210,80 @@ def _explain_errors(path: Path) -> Iterator[None]:
         raise StageError(
             f"the run store {path} cannot be used: {error.strerror}. Check the free space and the permissions"
         ) from error
+
+
+def check_space(path: Path, needed_bytes: int) -> None:
+    """Raise `StageError` if the disk of *path* has less than *needed_bytes* free."""
+    free = shutil.disk_usage(path).free
+    if free < needed_bytes:
+        raise StageError(
+            f"the disk of {path} has {format_megabytes(free)} free, but the checkpoints to keep and one more "
+            f"take up to {format_megabytes(needed_bytes)}. Free some space, or keep fewer checkpoints "
+            "(fit.keep)"
+        )
+
+
+def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
+    """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
+
+    The store with the key *current* counts as the newest, whatever its time. Unfinished stores and stores in
+    use stay. If the process is killed, or the disk fails, the next call removes the rest.
+    """
+    with suppress(OSError):
+        return _prune(root, keep, current)
+    return []
+
+
+def _prune(root: Path, keep: int, current: str | None) -> list[str]:
+    finished = {path: _finish_time(path) for path in stores(root)}
+    newest = sorted(
+        (path for path, time in finished.items() if time),
+        key=lambda path: (path.name != current, -finished[path], path),
+    )
+    return _remove_stores(root, newest[keep:], finished=True)
+
+
+def prune_unfinished(root: Path) -> list[str]:
+    """Remove all unfinished stores below *root* that no process works in; return their keys."""
+    return _remove_stores(root, [path for path in stores(root) if not _finish_time(path)], finished=False)
+
+
+def _remove_stores(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[str]:
+    """Remove the *candidates* that no process works in, unless their state has changed; return their keys."""
+    removed = []
+    for path in candidates:
+        try:
+            with hold_lock(lock_of(path)):
+                if path.is_dir() and bool(_finish_time(path)) == finished:
+                    move_to_trash(path)
+                    shutil.rmtree(ranks_of(path), ignore_errors=True)
+                    lock_of(path).unlink()
+                    removed.append(path.name)
+        except RunInUseError:
+            continue
+    _empty_trash(root)
+    return removed
+
+
+def _empty_trash(root: Path) -> None:
+    """Delete the trash, also of killed processes, and the lock files of removed stores."""
+    for path in trash(root):
+        shutil.rmtree(path, ignore_errors=True)
+    for lock in locks(root):
+        store = lock.with_suffix("")
+        if store.exists():
+            continue
+        try:
+            with hold_lock(lock):
+                if not store.exists():
+                    lock.unlink(missing_ok=True)
+        except RunInUseError:
+            continue
+
+
+def _finish_time(path: Path) -> int:
+    """Return when the store *path* was finished, in nanoseconds; 0 if it is not."""
+    try:
+        return (path / FINISHED_FILE).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,5 +1,6 @@
-"""Reads of files of unknown origin, atomic writes, and checks of the content of files."""
+"""Reads of files of unknown origin, atomic writes, syncs to disk, and checks of the content of files."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -7,12 +8,17 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from stages.contracts.text import to_json
 from stages.system.file_lock import is_at, open_to_read, try_lock, try_shared_lock
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 PART_SUFFIX = ".part"
 """Suffix of the names of temporary files and directories, which begin with a dot."""
@@ -158,17 +164,59 @@ def damage(path: Path, written: Mapping[str, Any]) -> str | None:
     return difference(describe(path) if path.is_file() else None, written)
 
 
-def difference(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
-    """Return how a file of the size and sha256 in *found* differs from *written*; None if it does not.
+def difference(content: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
+    """Return how a file of the size and sha256 in *content* differs from *written*; None if it does not.
 
-    *found* is None for a missing file.
+    *content* is None for a missing file.
     """
-    if found is None:
+    if content is None:
         return "is missing"
     if written == UNREADABLE:
         return "could not be read when its size and sha256 were recorded"
-    if found["size"] != written["size"]:
-        return f"has {found['size']} bytes, but {written['size']} were written"
-    if found["sha256"] != written["sha256"]:
+    if content["size"] != written["size"]:
+        return f"has {content['size']} bytes, but {written['size']} were written"
+    if content["sha256"] != written["sha256"]:
         return "has changed since it was written (its sha256 differs)"
     return None
+
+
+FEW_FILES = 32
+"""Most files that are synced one by one, so that the data of other programs is not written too."""
+SYNCFS_REPORTS = (5, 8)
+"""First version of Linux whose syncfs reports failed writes."""
+
+
+def sync_trees(paths: Iterable[Path]) -> None:
+    """Write the files and directories *paths*, and everything below them, to disk.
+
+    More than `FEW_FILES` of them are synced with one call for each file system, if the kernel has one that
+    reports failed writes. Raises `OSError` if something cannot be written.
+    """
+    items = [item for path in paths for item in (path, *path.rglob("*")) if not item.is_symlink()]
+    devices = {item.stat().st_dev: item for item in items} if len(items) > FEW_FILES else {}
+    if devices and all(map(_sync_file_system, devices.values())):
+        return
+    for item in reversed(items):
+        sync_directory(item)  # or a file
+
+
+def _sync_file_system(path: Path) -> bool:
+    """Sync the file system of *path*; return whether that succeeded, with all failed writes reported."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if sys.platform != "linux" or not version or tuple(map(int, version.groups())) < SYNCFS_REPORTS:
+        return False
+    syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return syncfs is not None and syncfs(handle) == 0
+    finally:
+        os.close(handle)
+
+
+def save_config(config: "BaseModel", path: Path) -> None:
+    """Write *config* to *path* as JSON, atomically, in the form in which Burn's ``Config::save`` writes it.
+
+    Fields are in the order of their declaration, with no line break after the last. A section that is
+    selected by its ``kind`` contains it as a key, as in params.yaml.
+    """
+    write_text(path, to_json(config.model_dump(mode="json", by_alias=True)))

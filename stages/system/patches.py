@@ -50,13 +50,13 @@ class Patch:
         same before and after the patch is applied.
         """
         try:
-            found = self.find()
+            member = self.find()
         except (ImportError, AttributeError):
             return f"{self._title} does not exist. {self._advice}"
         if self.signature is None:
             return None
         try:
-            signature = _plain_signature(found)
+            signature = _plain_signature(member)
         except (TypeError, ValueError):
             return f"{self._title} is not a function with the signature {self.signature}. {self._advice}"
         if signature != self.signature:
@@ -89,7 +89,9 @@ def _plain_signature(function: Any) -> str:
     if schema is not None:
         return f"({', '.join(argument.name for argument in schema.arguments)})"
     signature = inspect.signature(function)
-    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    parameters = [
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+    ]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 

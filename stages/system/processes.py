@@ -93,11 +93,11 @@ def is_alive(pid: int) -> bool:
 
 def ancestors() -> list[int]:
     """Return the parent of this process, its parent, and so on up to the first process."""
-    found = [os.getppid()]
+    pids = [os.getppid()]
     with suppress(psutil.Error):
-        while found[-1] > 1:
-            found.append(psutil.Process(found[-1]).ppid())
-    return found
+        while pids[-1] > 1:
+            pids.append(psutil.Process(pids[-1]).ppid())
+    return pids
 
 
 def parent_of(pid: int) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from stages.contracts.config import Config, Use, flatten
-from stages.system.config_file import save_config
+from stages.system.files import save_config
 
 BURN = Path(__file__).parents[3] / "shared" / "burn" / "config.json"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.contracts.errors import PluginError
-from stages.contracts.extras import load_extra
+from stages.contracts.plugins import load_extra
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(

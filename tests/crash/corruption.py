@@ -8,16 +8,16 @@ from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
 from trial_projects import difference
 from workers import run_trials
 
-from stages.checkpoints.file_names import (
+from stages.contracts.events import Interrupter
+from stages.fit import fit
+from stages.params.fit_context import FitContext
+from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
     files_of,
     list_epochs,
 )
-from stages.contracts.interrupter import Interrupter
-from stages.fit import fit
-from stages.params.fit_context import FitContext
 
 THREE_EPOCHS = CONFIG.model_copy(update={"num_epochs": 3})
 STOPPED_AT = 15

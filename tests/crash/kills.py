@@ -16,7 +16,7 @@ from itertools import count
 from report import Row
 from trial_projects import COMMANDS, TEMP, templates
 
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, list_epochs
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, list_epochs
 from stages.runs.layout import FINISHED_FILE
 
 FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from trial_projects import difference
 
-from stages import build_learner, checkpoints, data, fit, records
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
+from stages import build_learner, data, fit, records, runs
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.resume.checkpointing import find_newest_checkpoint
 from stages.models.config import MlpConfig
@@ -25,6 +24,7 @@ from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerP
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 from stages.renderers import NoRenderer
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores
 
 EVERY_STEPS = 2
@@ -141,9 +141,7 @@ class SmallRun:
         if store is None or (store / FINISHED_FILE).exists():
             return None, listener.lines
         recorder = records.DefaultRecorder()
-        folders = [
-            checkpoints.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)
-        ]
+        folders = [runs.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)]
         logging.getLogger("stages").addHandler(listener)
         found = find_newest_checkpoint(*folders, last_epoch=CONFIG.num_epochs, identity=None)
         if found is None:

@@ -12,7 +12,7 @@ from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
 from trial_projects import difference
 from workers import run_trials
 
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 from stages.fit import fit
 from stages.params.fit_context import FitContext
 

@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 from file_damage import delete_tree
+from long_tests import long
 from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 from stages.fit import fit
 from stages.params.fit_context import FitContext
 from stages.runs.layout import stores
@@ -63,11 +64,15 @@ def flip_bit(path, place):
     path.write_bytes(content)
 
 
+SHORT_FILES = (
+    *("metrics.json", "plots/Loss.tsv", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz"),
+    *("checkpoint/trainer-4.mpk.gz", "key.json", "finished.json"),
+)
 BIT_FLIPS = [
-    *((name, 0.5) for name in STORE_FILES),
-    ("finished.json", 0),
+    *((name, 0.5) if name in SHORT_FILES else long(name, 0.5) for name in STORE_FILES),
+    long("finished.json", 0),
     ("finished.json", 0.03),
-    ("key.json", 0),
+    long("key.json", 0),
 ]
 
 
@@ -81,7 +86,9 @@ def test_damaged_file_of_finished_run_is_never_published(name, place, run, refer
     assert run.outputs() == (reference.outputs() if code == 0 else {})
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz"])
+@pytest.mark.parametrize(
+    "name", ["metrics.json", long("train/epoch-1/Loss.log"), "checkpoint/model-3.mpk.gz"]
+)
 def test_missing_file_of_finished_run_is_recreated(name, run, reference):
     (run.store() / name).unlink()
 
@@ -130,10 +137,10 @@ def interrupted(reference, tmp_path_factory):
     "name",
     [
         "train/epoch-1/Loss.log",
-        "train/epoch-3/Loss.log",
+        long("train/epoch-3/Loss.log"),
         "checkpoint/model-2.mpk.gz",
-        "learner.json",
-        "logs.jsonl",
+        long("learner.json"),
+        long("logs.jsonl"),
     ],
 )
 @pytest.mark.parametrize(
@@ -182,13 +189,13 @@ def test_deletion_of_store_during_run_stops_run(target, step, is_replaced, new_r
 @pytest.mark.parametrize(
     "name",
     [
-        "train/epoch-1",
-        "train/epoch-3",
-        "valid/epoch-1/Loss.log",
-        "train/epoch-3/Loss.log",
+        long("train/epoch-1"),
+        long("train/epoch-3"),
+        long("valid/epoch-1/Loss.log"),
+        long("train/epoch-3/Loss.log"),
         "checkpoint",
         "logs.jsonl train/epoch-1 valid/epoch-1",
-        "plots",
+        long("plots"),
     ],
 )
 def test_files_deleted_during_run_are_recreated(name, new_run, reference):

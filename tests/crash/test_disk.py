@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from disk import leave_free, mount_small_disk
+from long_tests import long
 from small_run import run_in_child
 from waiting import wait_until
 
@@ -18,7 +19,7 @@ def fill_after(folder, checkpoint):
     leave_free(folder, 0)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [long("dvc repro"), "learner run"])
 def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(command, finished, tmp_path):
     """The previous outputs are restored, or the message contains the command that restores them."""
     disk = tmp_path / "disk"

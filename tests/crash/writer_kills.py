@@ -12,7 +12,7 @@ from report import Row, SkippedError
 from small_run import SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from workers import run_trials
 
-from stages.checkpoints.file_names import (
+from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     epochs_in,

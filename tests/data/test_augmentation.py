@@ -20,8 +20,7 @@ from stages.data import (
     VerticalFlip,
     build_augmentation,
 )
-from stages.data.augment.image_operations import augment_images
-from stages.data.augment.sample_draws import SampleDraws
+from stages.data.augmentation import SampleDraws, augment_images
 from stages.params.fit_params import FitConfig
 
 COUNT = 64

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from long_tests import long
 from rank_runs import (
     STOP_AT,
     assert_equals_one_process,
@@ -58,7 +59,7 @@ def test_loader_that_draws_random_numbers_has_the_batches_of_one_process(tmp_pat
     assert_equals_one_process(found[0], one)
 
 
-@pytest.mark.parametrize("loaders", [SHUFFLED, "a stream", "a batcher of whole batches"])
+@pytest.mark.parametrize("loaders", [SHUFFLED, long("a stream"), long("a batcher of whole batches")])
 def test_run_that_is_stopped_within_an_epoch_resumes_to_the_same_bytes(loaders, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, 1, "auto", loaders)
 
@@ -68,7 +69,7 @@ def test_run_that_is_stopped_within_an_epoch_resumes_to_the_same_bytes(loaders, 
     assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", [1, long(4)])
 def test_run_that_is_resumed_on_other_ranks_trains_on_every_sample_once(size, tmp_path):
     uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0, change=SHUFFLED)
 

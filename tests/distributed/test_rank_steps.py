@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
+from long_tests import long
 from rank_runs import (
     STOP_AT,
     Net,
@@ -107,7 +108,7 @@ def fit_weighted(directory, window, strategy="auto"):
     return outcome(learner)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", long("fsdp")])
 def test_class_weights_are_those_of_the_batch_and_not_of_the_share(strategy, tmp_path):
     one = fit_weighted(tmp_path / "one", 1)
 
@@ -120,7 +121,7 @@ def fit_carried(directory, window):
     return fit_freezing(directory, window, "carry")
 
 
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("window", [long(1), 2])
 @pytest.mark.parametrize("fit", [fit_unfreezing, fit_freezing, fit_carried, fit_padded, fit_weighted])
 def test_ranks_train_what_one_process_trains(fit, window, tmp_path):
     one = fit(tmp_path / "one", window)
@@ -152,7 +153,7 @@ def fit_balancing(directory, *stops):
     return fit_in_parts(directory, stops, kind=Balancing)
 
 
-@pytest.mark.parametrize("stop", [STOP_AT, STOP_AT + 20])
+@pytest.mark.parametrize("stop", [STOP_AT, long(STOP_AT + 20)])
 def test_run_resumes_with_the_training_state_of_each_rank(stop, tmp_path):
     """The first stop is in the first epoch, and the other one in the second."""
     run_ranks(fit_balancing, 2, tmp_path / "uninterrupted")
@@ -193,7 +194,10 @@ def fit_unseeded(directory, epochs, seed, average=None):
     return outcome(learner)
 
 
-@pytest.mark.parametrize("average", [None, Ema(decay=0.9), Swa(start_epoch=1)], ids=["weights", "ema", "swa"])
+@pytest.mark.parametrize(
+    "average",
+    [long(None, id="weights"), pytest.param(Ema(decay=0.9), id="ema"), long(Swa(start_epoch=1), id="swa")],
+)
 def test_run_without_a_seed_resumes_with_that_of_its_checkpoint(average, tmp_path):
     """The averages have running statistics, which differ on the ranks within an epoch."""
     uninterrupted = run_ranks(fit_unseeded, 2, tmp_path / "uninterrupted", 3, 1, average)

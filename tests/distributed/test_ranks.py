@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from long_tests import long
+from long_tests import cases, long
 from rank_runs import (
     CHANGES,
     SIZES,
@@ -31,7 +31,7 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.outputs import ClassificationOutput
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 from stages.learner import LearnerBuilder
 from stages.metrics import (
     LossMetric,
@@ -42,6 +42,8 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 PADDING = -100
+LONG = ("plain", "window of 3", "dropped window", "a metric of torchmetrics", "torch's loader")
+"""Changes of which another has the parts; the first import of torchmetrics takes three seconds."""
 
 
 def read_logs(directory):
@@ -57,8 +59,8 @@ def read_logs(directory):
 
 @pytest.mark.parametrize(
     ("change", "size"),
-    [(change, 2) for change in CHANGES]
-    + [(change, 4) if change in ("plain", "carried window") else long(change, 4) for change in CHANGES],
+    [long(change, 2) if change in LONG else (change, 2) for change in CHANGES]
+    + [(change, 4) if change == "carried window" else long(change, 4) for change in CHANGES],
 )
 def test_ranks_train_what_one_process_trains(change, size, tmp_path):
     one = fit(tmp_path / "one", change)
@@ -75,7 +77,7 @@ def test_ranks_train_what_one_process_trains(change, size, tmp_path):
         )
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("sizes", cases({name: [sizes] for name, sizes in SIZES.items()}, ["batches of one"]))
 def test_ranks_without_a_sample_of_a_batch_take_part(sizes, tmp_path):
     one = fit(tmp_path / "one", "plain", sizes)
 
@@ -150,8 +152,15 @@ def describe(tree):
     return [*map(describe, tree)] if isinstance(tree, list) else tree
 
 
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("stop", [(0, 4), (1, 4), (1, STOP_AT)], ids=str)
+@pytest.mark.parametrize(
+    ("stop", "window"),
+    [
+        ((0, 4), 1),
+        ((1, STOP_AT), 3),
+        *(long(stop, window) for stop, window in [((0, 4), 3), ((1, 4), 1), ((1, 4), 3), ((1, STOP_AT), 1)]),
+    ],
+    ids=str,
+)
 def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window)
 
@@ -164,7 +173,7 @@ def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window
     assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", [1, long(4)])
 def test_run_that_was_saved_on_two_ranks_resumes_on_others(size, tmp_path):
     uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0)
 
@@ -208,7 +217,7 @@ def fit_sequences(directory, window=1, batch_size=16):
     return outcome(learner)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, long(3)])
 def test_padded_sequences_are_weighted_by_their_tokens_on_every_rank(size, tmp_path):
     one = fit_sequences(tmp_path / "one")
 
@@ -309,7 +318,7 @@ def test_shares_of_the_ranks_are_the_batch(samples, size):
     assert len(shares[0]) == max(map(len, shares))
 
 
-@pytest.mark.parametrize("change", ["carried window", "summed and carried window"])
+@pytest.mark.parametrize("change", [long("carried window"), "summed and carried window"])
 def test_carried_window_is_resumed_between_epochs(change, tmp_path):
     """The checkpoint of an epoch has the sums of all ranks, and each batch in them counts once."""
     whole = run_ranks(fit, 2, tmp_path / "whole", change)[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from long_tests import long
+from long_tests import cases, long
 from rank_runs import (
     CHANGES,
     SIZES,
@@ -27,7 +27,6 @@ from ranks import run_ranks
 from run_files import read_run_files
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
@@ -36,20 +35,15 @@ from stages.models import ClassificationStep, backward
 from stages.optim import AdaGrad, Adam, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
+from stages.runs import FileCheckpointer
 
-UNSHARDED = (
-    "more metrics",
-    "a metric of torchmetrics",
-    "torch's loader",
-    "torch's shuffled loader",
-    "a batcher of whole batches",
-)
-"""Changes of loaders and metrics, which handle no parameters: test_ranks.py has them."""
+SHORT = ("plain", "carried window", "averaged weights")
+"""Changes that handle the shards differently; those of loaders and metrics are in test_ranks.py."""
 
 
 @pytest.mark.parametrize(
     ("change", "size"),
-    [long(change, 2) if change in UNSHARDED else (change, 2) for change in CHANGES]
+    [(change, 2) if change in SHORT else long(change, 2) for change in CHANGES]
     + [long(change, 4) for change in CHANGES],
 )
 def test_sharded_ranks_train_what_one_process_trains(change, size, tmp_path):
@@ -61,7 +55,7 @@ def test_sharded_ranks_train_what_one_process_trains(change, size, tmp_path):
     assert all(weights == results[0][1] for _, weights in results)
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("sizes", cases({name: [sizes] for name, sizes in SIZES.items()}, ["a few samples"]))
 def test_rank_without_a_sample_takes_part_and_does_not_count(sizes, tmp_path):
     one = fit(tmp_path / "one", sizes=sizes)
 
@@ -79,7 +73,7 @@ def tree_of(value):
     return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value)
 
 
-@pytest.mark.parametrize("change", ["plain", "carried window"])
+@pytest.mark.parametrize("change", [long("plain"), "carried window"])
 def test_checkpoint_of_sharded_ranks_has_the_layout_of_one_process(change, tmp_path):
     fit(tmp_path / "one", change)
 
@@ -96,7 +90,8 @@ def test_checkpoint_of_sharded_ranks_has_the_layout_of_one_process(change, tmp_p
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize("window", [long(1), 3])
+@pytest.mark.long  # test_ranks.py has it without shards, and the next test resumes from shards
+@pytest.mark.parametrize("window", [1, 3])
 def test_sharded_run_that_any_rank_stops_resumes_to_the_same_bytes(window, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window, "fsdp")
 
@@ -106,7 +101,7 @@ def test_sharded_run_that_any_rank_stops_resumes_to_the_same_bytes(window, tmp_p
     assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(1, "auto"), long(2, "ddp"), (4, "fsdp")])
+@pytest.mark.parametrize(("size", "strategy"), [(1, "auto"), long(2, "ddp"), long(4, "fsdp")])
 def test_run_that_was_saved_in_shards_resumes_on_others(size, strategy, tmp_path):
     uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0)
 
@@ -188,7 +183,7 @@ def fit_outside(directory, strategy, sanity_check):
     return outcome(learner)
 
 
-@pytest.mark.parametrize("sanity_check", [0, 1])
+@pytest.mark.parametrize("sanity_check", [long(0), 1])
 def test_layers_outside_of_a_sequential_are_trained_after_a_validation(sanity_check, tmp_path):
     one = fit_outside(tmp_path / "one", "auto", sanity_check)
 
@@ -219,7 +214,7 @@ def skip_overflow(directory, samples):
     return all(gather(each).isfinite().all() for each in learner.model.parameters())
 
 
-@pytest.mark.parametrize("samples", [1, 8])
+@pytest.mark.parametrize("samples", [1, long(8)])
 def test_gradient_that_is_not_finite_is_found_on_the_rank_that_has_it(samples, tmp_path):
     """With batches of one sample, that rank has none of its own."""
     assert run_ranks(skip_overflow, 2, tmp_path, samples) == [True, True]
@@ -240,7 +235,7 @@ def shard_optimizer(directory, kind):
     return outcome(learner)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", cases({kind: [kind] for kind in OPTIMIZERS}, ["torch's AdamW"]))
 def test_other_optimizers_train_the_shards(kind, tmp_path):
     one = shard_optimizer(tmp_path / "one", kind)
 

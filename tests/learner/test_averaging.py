@@ -7,7 +7,6 @@ from stop_after import StopAfter
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
 
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.history import Split
 from stages.learner import EvaluatorBuilder, state_dict_of, use_average
 from stages.metrics import LossMetric
@@ -15,6 +14,7 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Ema, Lbfgs, Swa, WeightAverage
 from stages.records import DefaultRecorder, load_into
 from stages.renderers import NoRenderer
+from stages.runs import FileCheckpointer
 
 AVERAGES = {
     "ema": Ema(decay=0.8),

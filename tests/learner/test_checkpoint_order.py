@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from stages.checkpoints import FileCheckpointer, epochs_to_keep
 from stages.contracts.history import History
 from stages.learner import LearnerBuilder
 from stages.loggers import InMemoryMetricLogger
@@ -12,6 +11,7 @@ from stages.metrics import LossMetric
 from stages.optim import Adam
 from stages.records import DefaultRecorder, NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import FileCheckpointer, epochs_to_keep
 
 
 class KeepNone:

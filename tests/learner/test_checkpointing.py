@@ -5,13 +5,13 @@ import errno
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
 from stages.learner.resume.checkpointing import CheckpointManager
 from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
+from stages.runs import Checkpoint, FileCheckpointer, KeepLast
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {}, None)
 

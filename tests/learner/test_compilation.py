@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from long_tests import long
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -190,7 +191,7 @@ def scale_outputs(graph, inputs):
     return lambda *arguments: tuple(1.1 * each for each in graph.forward(*arguments))
 
 
-@pytest.mark.parametrize("stop_after", range(1, 9))
+@pytest.mark.parametrize("stop_after", [3, *map(long, (1, 2, 4, 5, 6, 7, 8))])
 def test_run_that_resumes_before_a_smaller_batch_compiles_what_an_uninterrupted_one_does(
     stop_after, tmp_path
 ):

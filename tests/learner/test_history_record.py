@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.learner.run_state import best_epoch, history_of, history_tree
 from stages.records import BytesRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
+from stages.runs import Checkpoint
 
 COLUMN = {"split": "valid", "metric": "Loss", "epochs": 1, "values": torch.zeros(3, dtype=torch.float64)}
 BYTES = BytesRecorder(FORMATS["named_mpk"], OriginalPrecision)

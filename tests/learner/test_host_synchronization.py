@@ -7,8 +7,6 @@ import pytest
 import torch
 from host_synchronization import BatchesOnDevice, CountSynchronizations
 
-from stages.checkpoints import FileCheckpointer
-from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder, metering
 from stages.metrics import AccuracyMetric, LossMetric
@@ -17,6 +15,8 @@ from stages.optim import Adam, ClipByGlobalNorm, DeviceGuard, NonFiniteError, Sg
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import FileCheckpointer
+from stages.runs.file_names import STEP_FOLDER, list_epochs
 
 FEW = 8
 STEPS = 2 * FEW + 4

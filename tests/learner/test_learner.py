@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import KeepLast
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import Split
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
@@ -25,6 +24,7 @@ from stages.optim import (
     Sgd,
 )
 from stages.records import HalfPrecision, NamedMpkGzFileRecorder
+from stages.runs import KeepLast
 
 OPTIMIZERS = {
     "adam": lambda model: Adam(weight_decay=0.1),

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from stages.checkpoints import AnyOf, KeepBest, KeepLast
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction, Split
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.optim import TorchScheduler
+from stages.runs import AnyOf, KeepBest, KeepLast
 
 from .conftest import loaders, net
 

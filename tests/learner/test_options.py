@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import KeepBest
 from stages.contracts.errors import BuilderError
+from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
 from stages.optim import Adam, ClipByValue, Sgd
 from stages.renderers import NoRenderer
+from stages.runs import KeepBest
 
 
 def same(one, other):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from long_tests import long
 from stop_after import StopAfter
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.outputs import TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
@@ -13,10 +13,10 @@ from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, DeviceGuard, Guard, NonFiniteError, Sgd
-from stages.optim.loss_scaler import INITIAL_SCALE, LossScaler
-from stages.optim.mixed_precision import MixedPrecision
+from stages.optim.mixed_precision import INITIAL_SCALE, LossScaler, MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import FileCheckpointer
 
 HALF = ["bf16", "fp16"]
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def test_weights_optimizer_state_and_records_are_float32(precision, tmp_path):
 
 
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize("stop_after", [3, 13, 20])
+@pytest.mark.parametrize("stop_after", [long(3), 13, long(20)])
 def test_resumed_run_equals_uninterrupted_run(precision, stop_after, tmp_path):
     train(tmp_path / "uninterrupted", precision)
 
@@ -236,7 +236,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("overflowing", [(1, 2, 7), (13, 14, 26)])
+@pytest.mark.parametrize("overflowing", [(1, 2, 7), long((13, 14, 26))])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_overflows_on_the_device_give_the_files_of_overflows_on_the_host(
     optimizer, overflowing, tmp_path, monkeypatch

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stages.contracts.errors import BuilderError, StageError
+from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.learner import EvaluatorBuilder, LearnerBuilder, MetricEarlyStopping
 from stages.loggers import read_history
 from stages.metrics import AccuracyMetric, LossMetric

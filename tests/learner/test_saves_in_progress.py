@@ -7,7 +7,6 @@ import torch
 from run_files import read_run_files
 from waiting import LIMIT_SECONDS
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
@@ -15,6 +14,7 @@ from stages.learner.resume.checkpointing import CheckpointManager
 from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.runs import Checkpoint, FileCheckpointer, KeepLast
 
 WRITER = "checkpoint-writer"
 

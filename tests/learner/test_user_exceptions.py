@@ -85,7 +85,11 @@ LOADERS = {
 
 
 def assert_names_the_users_frame(error, directory):
+    """Check *error*, and release the iterators of its frames: a garbage collection waits 5 s for a worker."""
     assert "in exhausted\n" in "".join(traceback.format_exception(error))
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
     assert not list(directory.glob("checkpoint/trainer-*"))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from long_tests import long
 from torch import nn
 from torch.utils.data import default_collate
 from waiting import LIMIT_SECONDS, wait_until
@@ -391,7 +392,7 @@ builder.build(Net(nn.Linear(4, 3)), Adam()).fit(make(), make())
 """
 
 
-@pytest.mark.parametrize("loader", ["own", "torch"])
+@pytest.mark.parametrize("loader", ["own", long("torch")])
 def test_ctrl_c_ends_a_run_with_workers_with_one_traceback(loader, tmp_path):
     run = subprocess.Popen(
         [sys.executable, "-c", LOADING, loader, tmp_path],

@@ -8,7 +8,6 @@ import torch
 
 from stages import data
 from stages.build_learner import build_learner
-from stages.checkpoints.retention import KeepBest
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.fit import fit
@@ -23,6 +22,7 @@ from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
+from stages.runs.retention import KeepBest
 
 BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3
 

@@ -14,14 +14,11 @@ MAY_IMPORT = {
     "contracts": set(),
     "system": {"contracts"},
     **dict.fromkeys(LEAVES, BASE),
-    "runs": BASE | {"checkpoints"},  # checkpoints own the names of the files in a store
+    "runs": BASE | {"records"},
     "data": BASE | {"records", "devices"},
-    "checkpoints": BASE | {"records"},
     "distributed": BASE | {"records", "devices", "optim"},
-    "learner": BASE | {"records", "checkpoints", "metrics", "models", "optim", "devices", "distributed"},
-    "params": BASE
-    | LEAVES
-    | {"data", "checkpoints", "distributed", "learner"},  # the parts that params configure
+    "learner": BASE | {"records", "runs", "metrics", "models", "optim", "devices", "distributed"},
+    "params": BASE | LEAVES | {"data", "runs", "distributed", "learner"},  # the parts that params configure
 }
 
 PIPELINE_LAYERS = {

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from stages.contracts.confusion import select_cells
 from stages.contracts.errors import BuilderError, ParamsError
 from stages.contracts.history import History, Split, Value
 from stages.loggers import FileMetricLogger, PlotPaths, write_curves, write_metrics, write_plots
 from stages.loggers.plots import is_kept
+from stages.metrics.confusion_matrix import select_cells
 
 HISTORY = History([Value(1, Split.VALID, "Loss", 0.5)])
 

@@ -158,7 +158,7 @@ def test_wrong_argument_of_a_tracker_is_refused_before_the_run(arguments, messag
 
 
 def test_missing_extra_of_a_tracker_is_refused_before_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.contracts.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("stages.contracts.plugins.find_spec", lambda name: None)
 
     with pytest.raises(PluginError, match=r"mlflow, which is not installed.*learner-pipeline\[mlflow\]"):
         build_tracker(Use(kind="mlflow"), tmp_path, RUN)

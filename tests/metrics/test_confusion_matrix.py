@@ -6,9 +6,9 @@ from functools import reduce
 import pytest
 import torch
 
-from stages.contracts.confusion import select_cells
 from stages.contracts.outputs import ClassificationOutput
 from stages.metrics import ConfusionMatrix, confusion_matrix
+from stages.metrics.confusion_matrix import select_cells
 
 
 def output(logits, targets):

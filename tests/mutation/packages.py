@@ -42,9 +42,8 @@ JOINT = (
 
 PACKAGES = {
     "optim": Package(("stages/optim",), ("tests/optim", "tests/learner"), 60),
-    "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 60),
     "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
-    "runs": Package(("stages/runs",), ("tests/runs",), 60),
+    "runs": Package(("stages/runs",), ("tests/runs", "tests/learner"), 60),
     "data": Package(("stages/data",), ("tests/data",), 60),
     "learner": Package(
         ("stages/learner", "stages/devices"),

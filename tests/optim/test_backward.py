@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.optim.fast_path.backward import choose_backward, run_backward
+from stages.optim.mixed_precision import choose_backward, run_backward
 
 LOSSES = {
     "scalar": lambda weight: weight.square().sum(),

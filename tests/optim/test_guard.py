@@ -9,9 +9,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import RegressionOutput, TrainOutput
 from stages.optim import DeviceGuard, Guard, NonFinite, NonFiniteError, Stepper
-from stages.optim.device_guard import MAX_RECORDED_STEPS
-from stages.optim.guard import _finite_norms, _finite_sums
-from stages.optim.loss_scaler import LossScaler
+from stages.optim.guard import MAX_RECORDED_STEPS, _finite_norms, _finite_sums
+from stages.optim.mixed_precision import LossScaler
 
 NAMES = ["layers.0.weight", "layers.0.bias", "layers.1.weight"]
 SKIP = NonFinite(kind="skip", limit=2)

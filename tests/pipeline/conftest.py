@@ -58,7 +58,7 @@ def is_listening(path):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, database):
-    """Yield the address of a server that all tests of this process share.
+    """Yield the address of a server that all tests share: `file_order` gives their files to one worker.
 
     A flow in this process starts services of Prefect, and without the patches every later fork fails when it
     ends, such as a worker of a data loader in another test.
@@ -66,7 +66,7 @@ def server(tmp_path_factory, database):
     from pipeline.flows import prefect_patches  # it imports Prefect, which few tests need
 
     prefect_patches.apply()
-    with running_server(tmp_path_factory.mktemp("server"), database) as shared:
+    with running_server(tmp_path_factory.mktemp("server"), database, has_template=False) as shared:
         yield shared.address
         if handlers := sys.modules.get("prefect.logging.handlers"):
             handlers.APILogHandler().flush()  # while the server responds

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgpack
 
-from stages.records.dtypes import ITEM_SIZES
 from stages.records.formats import FORMATS, Format
-from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import ITEM_SIZES, Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 HALF = {
     "float": "half::binary16::f16",

@@ -9,12 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.bincode.dtype_tables import WITH_U16
-from stages.records.bincode.reader import decode
-from stages.records.bincode.writer import encode
+from stages.records.bincode_reader import WITH_U16, decode
+from stages.records.bincode_writer import encode
 from stages.records.byte_readers import PlainReader
-from stages.records.dtypes import ITEM_SIZES
-from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import ITEM_SIZES, Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "Bool": "?"}
 

@@ -9,13 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.burnpack import cbor
-from stages.records.burnpack.reader import decode
-from stages.records.burnpack.writer import encode
+from stages.records import cbor
+from stages.records.burnpack_format import decode, encode
 from stages.records.byte_readers import PlainReader
-from stages.records.dtypes import ITEM_SIZES
-from stages.records.param_ids import encode_param_id
-from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Variant
+from stages.records.dotted_names import encode_param_id
+from stages.records.record_tree import ITEM_SIZES, Map, RawTensor, Record, Signed, Some, Variant
 
 BURNS_OWN = Path(__file__).parents[3] / "shared/burn/model.bpk"
 

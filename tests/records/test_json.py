@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import PlainReader
-from stages.records.json_format.reader import decode
-from stages.records.json_format.writer import encode, encode_pretty
+from stages.records.json_format import decode, encode, encode_pretty
 from stages.records.record_tree import RawTensor
 
 TREE = {

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.records import (
     BinBytesRecorder,
@@ -24,6 +22,8 @@ from stages.records import (
 from stages.records.gzip_stream import write_compressed
 from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.recorder import PRECISIONS, RECORDERS
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.verification import verify_path
 
 SHAPE = (4250, 4000)
 """17 million elements: 68 MB of float32."""
@@ -73,9 +73,9 @@ def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
     ("kind", "rows"),
     [
         ("named_mpk_gz", 2_000),
-        ("named_mpk", 2_000),
-        ("bin_gz", 2_000),
-        ("json_gz", 2_000),
+        pytest.param("named_mpk", 2_000, marks=pytest.mark.long),
+        pytest.param("bin_gz", 2_000, marks=pytest.mark.long),
+        pytest.param("json_gz", 2_000, marks=pytest.mark.long),
         pytest.param("named_mpk_gz", 8_000, marks=pytest.mark.long),
         pytest.param("bin_gz", 8_000, marks=pytest.mark.long),
     ],
@@ -93,7 +93,9 @@ def test_recorder_reads_small_values_that_it_wrote(kind, rows, tmp_path):
     ("kind", "item", "message"),
     [
         ("named_mpk_gz", {"order": list(range(1 << 19))}, "record them as tensors"),
-        ("json_gz", {"options": [[None] * 100] * 4_000}, "small values"),
+        pytest.param(
+            *("json_gz", {"options": [[None] * 100] * 4_000}, "small values"), marks=pytest.mark.long
+        ),
         ("json_gz", {"text": "x" * (1 << 20)}, "could not be read back from JSON"),
         ("json_gz", {"losses": [1.5, None] * 600}, "record it as a tensor"),
         ("bin", {"order": [1] * 60_000}, "at most 50000 can be read back"),

@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from stages.contracts.errors import RecordError
-from stages.records.param_ids import decode_param_id, derive_param_id, encode_param_id
+from stages.records.dotted_names import decode_param_id, derive_param_id, encode_param_id
 
 REAL = Path(__file__).parents[3] / "shared" / "burn" / "model.mpk"
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
 from stages.records import dotted_names as flat
+from stages.records import safetensors_format
 from stages.records.byte_readers import PlainReader
-from stages.records.dtypes import ITEM_SIZES
-from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
-from stages.records.safetensors_format import reader, writer
+from stages.records.record_tree import ITEM_SIZES, Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 METADATA = Metadata("f32", "i32", "NamedMpkFileRecorder", "0.21.0", "FullPrecisionSettings")
 TORCH = {
@@ -59,12 +58,12 @@ def comparable(node):
 
 
 def written(record):
-    return b"".join(writer.encode(record))
+    return b"".join(safetensors_format.encode(record))
 
 
 def read(data, **options):
     source = PlainReader.of_bytes(data)
-    record = reader.decode(source, **options)
+    record = safetensors_format.decode(source, **options)
     source.finish()
     return record
 

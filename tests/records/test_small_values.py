@@ -8,9 +8,9 @@ import msgpack
 import pytest
 
 from stages.contracts.errors import RecordError
-from stages.records.burn_metadata import build_metadata
 from stages.records.formats import FORMATS, read
 from stages.records.limits import LEAST_NUMBERS, LEAST_VALUES
+from stages.records.named_records import build_metadata
 from stages.records.precision import FullPrecision
 
 METADATA = vars(build_metadata("NamedMpkGzFileRecorder", FullPrecision))

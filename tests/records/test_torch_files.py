@@ -11,7 +11,7 @@ import torch
 from fuzz_mutations import mutated
 
 from stages.contracts.errors import RecordError
-from stages.records.torch_files.reader import read_state_dict
+from stages.records.torch_files import read_state_dict
 
 COUNT = 600
 MEMORY = 64 << 20

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from stages.contracts.errors import RecordError
-from stages.records.burn_metadata import build_metadata, pack_record, unpack_record
 from stages.records.byte_readers import Skipped
+from stages.records.named_records import build_metadata, pack_record, restore_tensors, unpack_record
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision
 from stages.records.record_tree import Metadata, RawTensor, Record, Some, Variant
-from stages.records.tensor_versions import restore_tensors
 
 FULL = Metadata("f32", "i32", "", "0.13.2", "FullPrecisionSettings")
 HALF = Metadata("half::binary16::f16", "i16", "", "0.11.1", "HalfPrecisionSettings")

@@ -7,8 +7,7 @@ from rich.text import Text
 from stages.contracts.events import Progress, Shown
 from stages.contracts.history import Split
 from stages.renderers.chart import draw_chart
-from stages.renderers.frame import FrameBuilder, compute_plot_size
-from stages.renderers.panes import draw_metrics
+from stages.renderers.frame import FrameBuilder, compute_plot_size, draw_metrics
 from stages.renderers.scene import MetricValues, Scene, Selection
 
 

@@ -12,7 +12,7 @@ from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.records import DefaultRecorder
 from stages.runs import open_store, prune
-from stages.runs.durations import record_duration, working_seconds
+from stages.runs.overview import record_duration, working_seconds
 from stages.system.files import md5
 
 LINES = [

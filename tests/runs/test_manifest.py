@@ -10,10 +10,10 @@ from stages.runs.manifest import (
     LogLedger,
     add_checksum,
     describe_store,
+    find_damage,
     read_finished,
     verify_checksum,
 )
-from stages.runs.verification import find_damage
 from stages.system.files import UNREADABLE, describe
 
 FILES = [

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs import disk_sync, publish
-from stages.runs.disk_sync import sync_trees
-from stages.system.files import describe
+from stages.runs import publish
+from stages.system import files
+from stages.system.files import describe, sync_trees
 
 SYNCS = """
 import os, sys
@@ -63,8 +63,8 @@ def test_many_files_are_synced_with_one_call(tmp_path):
 
 def test_without_syncfs_each_file_and_directory_is_synced(tmp_path, monkeypatch):
     source, synced = logs(tmp_path / "train", 40), []
-    monkeypatch.setattr(disk_sync, "SYNCFS_REPORTS", (999, 0))
-    monkeypatch.setattr(disk_sync, "sync_directory", synced.append)
+    monkeypatch.setattr(files, "SYNCFS_REPORTS", (999, 0))
+    monkeypatch.setattr(files, "sync_directory", synced.append)
 
     sync_trees([source])
 

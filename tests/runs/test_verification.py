@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.records import NamedMpkGzFileRecorder
-from stages.runs import open_store, publish_results
+from stages.runs import Checkpoint, FileCheckpointer, open_store, publish_results
+from stages.runs.checkpointer import results_manifest
 from stages.runs.manifest import UNREADABLE, LogLedger
-from stages.runs.verification import results_manifest
 from stages.system.files import describe
 
 OUTPUTS = ("checkpoint", "metrics.json")

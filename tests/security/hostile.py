@@ -24,8 +24,8 @@ from pathlib import Path
 from pipeline.__main__ import main
 from pipeline.project import versions
 from pipeline.scaffold.new_project import project_files
-from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.records import BinFileRecorder, NamedMpkGzFileRecorder
+from stages.runs import Checkpoint, FileCheckpointer
 
 LIMIT_SECONDS = int(os.environ.get("HOSTILE_LIMIT_SECONDS", "120"))
 """Time after which a command that reads a device is interrupted, instead of blocking the tests."""

@@ -10,7 +10,7 @@ from pipeline.comparison.watch import build_server
 from pipeline.engine.rank_agent import open_local_store
 from pipeline.engine.rank_launcher import run_ranks
 from pipeline.sweep.executors import build_executor
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 
 LOOPBACK = {"127.0.0.1"}
 

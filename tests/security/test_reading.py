@@ -3,6 +3,7 @@
 import pytest
 from forked_commands import run_in_pipe, run_in_terminal
 from hostile import TRACKED, UNTRACKED, World, deliver_modules, deliver_names, make_learner
+from long_tests import long
 from test_terminal_text import COLOR, find_controls
 
 READING = (
@@ -87,7 +88,7 @@ def test_tracked_state_is_refused_in_every_format_of_the_index(world, name, vers
     assert (done.code, "error: git tracks" in done.err) == (1, True), done.text
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", ["terminal", long("pipe")])
 def test_hostile_repository_is_read_with_every_output(world, output):
     world.deliver(
         deliver_names, deliver_modules, make_learner("csv:Net"), untracked=[UNTRACKED["temporary links"]]

@@ -1,7 +1,8 @@
 """A pytest plugin for the order of test files: the longest first on several workers, or shuffled.
 
 A file that starts last and takes minutes would run alone. ``tests/durations.json`` has the seconds of each
-file; ``make durations`` writes it again.
+file; ``make durations`` writes it again. The files whose tests record runs are given to one worker, which
+starts the only Prefect server.
 """
 
 import json
@@ -11,9 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[2]
 DURATIONS = ROOT / "tests/durations.json"
+USE_THE_SERVER = ("tests/pipeline/flows/", "tests/pipeline/engine/test_signals.py")
+"""Beginnings of the paths of the files whose tests have the fixture ``server``."""
 
 
 def pytest_addoption(parser):
@@ -30,6 +34,20 @@ def pytest_configure(config):
     config.option.loadscopereorder = False
     if config.option.store_durations and not is_worker(config):
         config.pluginmanager.register(Recorder())
+
+
+class SharedServerScheduling(LoadFileScheduling):
+    """Gives each file to one worker, and all files of `USE_THE_SERVER` to the same one."""
+
+    def _split_scope(self, nodeid):
+        """Return the name of what is given to a worker together."""
+        return "server" if nodeid.startswith(USE_THE_SERVER) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Use `SharedServerScheduling` with ``--dist loadfile``."""
+    return SharedServerScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,7 +25,7 @@ SHARED = (
     "pipeline.doctor.environment",
     "pipeline.scaffold.new_project",
     "pipeline.sweep.sweep",
-    "stages.checkpoints.verification",
+    "stages.runs.verification",
     "stages.learner.summary",
     "stages.records.tools.conversion",
     "stages.records.tools.diff",

@@ -69,9 +69,12 @@ def migrate(folder):
 
 
 @contextlib.contextmanager
-def running_server(home, database=None, **settings):
-    """Run a server in the block, with its files in the folder *home*."""
-    if database is None:
+def running_server(home, database=None, *, has_template=True, **settings):
+    """Run a server in the block, with its files in the folder *home*.
+
+    Its database is a copy of a template, which is worth making if several servers are started.
+    """
+    if database is None and has_template:
         shutil.copytree(template("prefect", migrate), home, dirs_exist_ok=True)
     made = Server(home, database, **settings)
     try:

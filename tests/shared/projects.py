@@ -75,10 +75,11 @@ class Project:
     def call(self, *arguments, **environment):
         """Run ``learner`` without a new interpreter, and return what `learner` returns.
 
-        A command of `IN_PROCESS` runs in this process. Others, and those of a project whose ``stages`` or
-        ``pipeline`` a test has edited, run in a fork of a process that has imported torch and DVC.
+        A command of `IN_PROCESS` and a dry run are run in this process. Others, and those of a project
+        whose code a test has edited, run in a fork of a process that has imported torch and DVC.
         """
-        if arguments[:1] and arguments[0] in IN_PROCESS and not has_other_code(self.folder):
+        is_reading = arguments[:1] and (arguments[0] in IN_PROCESS or "--dry-run" in arguments)
+        if is_reading and not has_other_code(self.folder):
             import in_process  # imports most of the project, which few tests of `stages` need
 
             return Finished(*in_process.call(arguments, self.folder, self.environment | environment))

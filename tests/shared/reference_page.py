@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 from stages.contracts.config import Use
 from stages.contracts.plugins import find
 from stages.create_artifact_dir import CreateArtifactDirConfig
-from stages.data.augment.augmentation_config import AUGMENTATIONS
-from stages.data.config import BATCHERS
+from stages.data.config import AUGMENTATIONS, BATCHERS
 from stages.data.config import BUILT_IN as SOURCES
 from stages.load_data import LoadDataConfig
 from stages.loggers.config import BUILT_IN as LOGGERS

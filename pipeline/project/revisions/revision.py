@@ -31,10 +31,10 @@ from pipeline.project.revisions.dvc_checks import (
 )
 from pipeline.project.revisions.names import resolve
 from pipeline.project.yaml_files import read_yaml, stages_of
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
-from stages.loggers.log_reader import count_epochs, read_history
+from stages.loggers.log_files import count_epochs, read_history
+from stages.runs.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.runs.key import leaves
 from stages.system.files import open_atomic, write_text
 

@@ -42,11 +42,11 @@ class Column:
         """Return *rows* in the stored type, contiguous in memory."""
         release(self.array)
         if self.rows is None:
-            found = self.array[rows]
+            block = self.array[rows]
         else:
             chosen = self.rows[rows]
-            found = gather(self.array, chosen) if is_mapped(self.array) else self.array[chosen]
-        return np.ascontiguousarray(found, self.dtype)
+            block = gather(self.array, chosen) if is_mapped(self.array) else self.array[chosen]
+        return np.ascontiguousarray(block, self.dtype)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows in their order, in blocks of a few megabytes."""
@@ -102,19 +102,24 @@ def split_columns(
     each split, so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
     """
     if isinstance(loaded, Arrays):
-        arrays, found = loaded, {"train": to_columns(loaded, "the data")}
+        arrays, columns = loaded, {"train": to_columns(loaded, "the data")}
     else:
         arrays = loaded.train
-        found = {name: to_columns(each, f"the {name} split") for name, each in loaded.by_name().items()}
-    missing = {name: each for name, each in (fractions or {}).items() if each and name not in found}
+        columns = {
+            name: to_columns(split_arrays, f"the {name} split")
+            for name, split_arrays in loaded.by_name().items()
+        }
+    missing = {
+        name: fraction for name, fraction in (fractions or {}).items() if fraction and name not in columns
+    }
     if missing or arrays.splits is not None:
-        train = found["train"]
+        train = columns["train"]
         parts = divide_samples(arrays, train.targets.array, missing, seed, stratify=stratify)
         if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()
-        found |= {name: train.select(rows) for name, rows in parts.items()}
-    return {name: found[name] for name in SPLIT_NAMES if name in found}
+        columns |= {name: train.select(rows) for name, rows in parts.items()}
+    return {name: columns[name] for name in SPLIT_NAMES if name in columns}
 
 
 def _is_read_in_order(columns: Columns) -> bool:

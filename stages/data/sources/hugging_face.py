@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
-from stages.contracts.extras import load_extra
-from stages.data.class_folders import SPLIT_FOLDERS
+from stages.contracts.plugins import load_extra
 from stages.data.image_files import ImageDecoder, ImageFormat, put
+from stages.data.sources.labels import SPLIT_FOLDERS
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
 
@@ -84,7 +84,7 @@ def huggingface(
     classes, names = _Column(package, path, targets, list(parts.values())).read_targets()
     if names:
         facts["class_names"] = names
-    labels = np.repeat(list(parts), [len(each) for each in parts.values()]) if len(parts) > 1 else None
+    labels = np.repeat(list(parts), [len(rows) for rows in parts.values()]) if len(parts) > 1 else None
     return Arrays(array, classes, (f"{path}: {inputs}", f"{path}: {targets}"), facts, splits=labels)
 
 
@@ -100,16 +100,16 @@ def _load(package: Any, path: str, config: str | None, revision: str | None) -> 
         ) from error
 
 
-def _name_splits(found: Any, path: str, chosen: Sequence[str] | None) -> dict[str, Any]:
-    """Return the splits of *found*, which is a dataset or a mapping of several, by our names of them."""
-    if not isinstance(found, Mapping):
-        return {"train": found}
-    if missing := [name for name in chosen or () if name not in found]:
+def _name_splits(loaded: Any, path: str, chosen: Sequence[str] | None) -> dict[str, Any]:
+    """Return the splits of *loaded*, which is a dataset or a mapping of several, by our names of them."""
+    if not isinstance(loaded, Mapping):
+        return {"train": loaded}
+    if missing := [name for name in chosen or () if name not in loaded]:
         raise DataError(
-            f"load_data.source.splits: {path} has no split {missing[0]!r}.{closest(missing[0], list(found))} "
-            f"Splits: {', '.join(found)}"
+            f"load_data.source.splits: {path} has no split {missing[0]!r}."
+            f"{closest(missing[0], list(loaded))} Splits: {', '.join(loaded)}"
         )
-    ours = {name: _our_name(name) if chosen else SPLIT_FOLDERS.get(name) for name in chosen or found}
+    ours = {name: _our_name(name) if chosen else SPLIT_FOLDERS.get(name) for name in chosen or loaded}
     if None in ours.values() or "train" not in ours.values() or len({*ours.values()}) < len(ours):
         raise DataError(
             f"load_data.source.splits: the splits to use of {path} must be one for training and at most one "
@@ -117,7 +117,7 @@ def _name_splits(found: Any, path: str, chosen: Sequence[str] | None) -> dict[st
             "[train, validation]"
         )
     names = {split: name for name, split in ours.items()}
-    return {split: found[names[split]] for split in SPLIT_NAMES if split in names}
+    return {split: loaded[names[split]] for split in SPLIT_NAMES if split in names}
 
 
 def _our_name(name: str) -> str | None:
@@ -157,7 +157,7 @@ class _Column:
         form = ImageFormat(
             root=self.path, mode=options.mode, size=options.size or (1, 1), resize=options.size is not None
         )
-        files = [each.cast_column(self.name, self.package.Image(decode=False)) for each in self.splits]
+        files = [rows.cast_column(self.name, self.package.Image(decode=False)) for rows in self.splits]
         contents = (self._content(row, number) for number, row in enumerate(self._values(files)))
         count = sum(map(len, self.splits))
         pixels = np.empty((count, *form.shape), np.uint8)
@@ -171,7 +171,7 @@ class _Column:
 
     def read_texts(self, options: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the ids of the tokens, and the facts of the source ``text``."""
-        texts = [str(each) for each in self._values(self.splits)]
+        texts = [str(value) for value in self._values(self.splits)]
         encoder = build_encoder(options.tokenizer, texts, options.vocabulary_size)
         ids, truncated = encode_texts(encoder, texts, options.max_length, self.path)
         size = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
@@ -180,15 +180,15 @@ class _Column:
     def read_numbers(self) -> np.ndarray:
         """Return an array with a row for each sample. Raises `DataError` if their shapes differ."""
         try:
-            found = np.concatenate([np.asarray(rows) for rows in self._batches()])
+            numbers = np.concatenate([np.asarray(rows) for rows in self._batches()])
         except ValueError as error:
             raise DataError(f"{self.where} has values of different shapes. Choose another column") from error
-        if found.dtype.kind not in "biuf":
+        if numbers.dtype.kind not in "biuf":
             raise DataError(
                 f"{self.where} has the type {self.splits[0].features[self.name]}; inputs and targets are "
                 "images, texts, classes, or numbers of one shape. Choose another column"
             )
-        return found[:, None] if found.ndim == 1 else found
+        return numbers[:, None] if numbers.ndim == 1 else numbers
 
     def read_targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Return the class or the number of each sample, and the names of the classes if there are any."""
@@ -200,15 +200,15 @@ class _Column:
         return (values[:, 0] if values.shape[1:] == (1,) else values), names
 
     def _values(self, splits: Sequence[Any]) -> Iterator[Any]:
-        for each in splits:
-            for number, value in enumerate(each[self.name]):
+        for split in splits:
+            for number, value in enumerate(split[self.name]):
                 if value is None:
                     raise DataError(f"{self.where} has no value in row {number}, counted from 0. Correct it")
                 yield value
 
     def _batches(self) -> Iterator[Any]:
-        for each in self.splits:
-            rows = each.select_columns([self.name]).with_format("numpy")
+        for split in self.splits:
+            rows = split.select_columns([self.name]).with_format("numpy")
             for batch in rows.iter(batch_size=BATCH_ROWS):
                 yield batch[self.name]
 

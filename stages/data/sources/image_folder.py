@@ -14,8 +14,6 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.class_folders import ListedFile, list_files
-from stages.data.csv_rows import describe_read_error, read_rows
 from stages.data.image_files import (
     ImageDecoder,
     ImageFiles,
@@ -24,6 +22,7 @@ from stages.data.image_files import (
     blocks_of,
     put,
 )
+from stages.data.sources.labels import ListedFile, describe_read_error, list_files, read_rows
 from stages.data.splits import Arrays, Splits
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -65,21 +64,21 @@ def image_folder(
         raise DataError(
             f"{path} has no images. Put those of each class in a folder of its own, or set labels"
         )
-    classes = _sort_labels({each.label for each in listed})
+    classes = _sort_labels({image.label for image in listed})
     numbers = {name: number for number, name in enumerate(classes)}
-    names = [each.path for each in listed]
+    names = [image.path for image in listed]
     form = ImageFormat(root=path, mode=mode, size=(1, 1), resize=size is not None)
-    found = tuple(size) if size is not None else _find_size(ImageDecoder(form), names, corrupt)
-    files = ImageFiles(form.model_copy(update={"size": found}), names)
-    targets = np.array([numbers[each.label] for each in listed], np.int64)
+    shape = tuple(size) if size is not None else _find_size(ImageDecoder(form), names, corrupt)
+    files = ImageFiles(form.model_copy(update={"size": shape}), names)
+    targets = np.array([numbers[image.label] for image in listed], np.int64)
     facts = {"class_names": classes} | ({"skipped": 0} if corrupt == "skip" else {})
     return Arrays(
         cast(Any, files),
         targets,
         (f"{path}: images", f"{labels or path}: classes"),
         facts,
-        groups=None if listed[0].group is None else np.array([each.group for each in listed]),
-        splits=None if listed[0].split is None else np.array([each.split for each in listed]),
+        groups=None if listed[0].group is None else np.array([image.group for image in listed]),
+        splits=None if listed[0].split is None else np.array([image.split for image in listed]),
     )
 
 
@@ -114,16 +113,21 @@ def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
         facts["skipped"] = len(files) - len(rows)
     targets = arrays.targets[rows]
     _check_classes(targets, facts["class_names"])
-    kept: Any
+    inputs: Any
     if scan.pixels is None:
-        kept = replace(files, sizes=scan.sizes, hashes=scan.hashes).select(rows)
+        inputs = replace(files, sizes=scan.sizes, hashes=scan.hashes).select(rows)
         facts["index"] = files.form
     else:
-        kept = scan.pixels if len(rows) == len(files) else scan.pixels[rows]
-    labels = {
-        name: None if (each := getattr(arrays, name)) is None else each[rows] for name in ("groups", "splits")
-    }
-    return replace(arrays, inputs=kept, targets=targets, facts=facts, moments=scan.moments[:, rows], **labels)
+        inputs = scan.pixels if len(rows) == len(files) else scan.pixels[rows]
+    return replace(
+        arrays,
+        inputs=inputs,
+        targets=targets,
+        facts=facts,
+        moments=scan.moments[:, rows],
+        groups=None if arrays.groups is None else arrays.groups[rows],
+        splits=None if arrays.splits is None else arrays.splits[rows],
+    )
 
 
 @dataclass

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import DataError
-from stages.contracts.extras import load_extra
-from stages.data.csv_rows import TO_UTF8, check_unique_names
+from stages.contracts.plugins import load_extra
+from stages.data.sources.labels import TO_UTF8, check_unique_names
 
 SUFFIXES = {
     ".csv": "csv",
@@ -176,10 +176,10 @@ class TableParts:
         Raises `DataError` if one is missing or not a table, or if its columns differ from those of the first.
         """
         self.parts = [
-            TablePart(split, TableFile(each, SPLIT_PATHS[split], csv_format))
+            TablePart(split, TableFile(file, SPLIT_PATHS[split], csv_format))
             for split, path in paths.items()
             if path is not None
-            for each in _list_files(Path(path), SPLIT_PATHS[split])
+            for file in _list_files(Path(path), SPLIT_PATHS[split])
         ]
         first = self.parts[0].file
         self.path = Path(str(paths["train"]))
@@ -203,7 +203,7 @@ class TableParts:
         if first.is_csv and load_arrow().types.is_binary(first.schema.field(column).type):
             raise DataError(f"{first.path}: column {column!r} has text that is not UTF-8. {TO_UTF8}")
         for part in self.parts[1:]:
-            kinds = [each.schema.field(column).type for each in (first, part.file)]
+            kinds = [table.schema.field(column).type for table in (first, part.file)]
             if not part.file.is_csv and len({_group(kind) for kind in kinds}) > 1:
                 raise DataError(
                     f"{part.file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it "
@@ -243,12 +243,12 @@ def _list_files(path: Path, argument: str) -> list[Path]:
     """Return *path*, or the tables in it if it is a folder, sorted by name."""
     if not path.is_dir():
         return [path]
-    found = sorted(
-        each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.name[0] not in "._"
+    files = sorted(
+        file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] not in "._"
     )
-    if not found:
+    if not files:
         raise DataError(
             f"load_data.source.{argument}: the folder {str(path)!r} has no file that ends in one of "
             f"{', '.join(SUFFIXES)}. Correct the path"
         )
-    return found
+    return files

@@ -71,12 +71,12 @@ def table(
         _check_column(file.schema.names, name, column, path)
     hidden = file.index_names - {*(features or ())}
     columns = _select(file.schema.names, {target, *extra.values(), *hidden}, features, path)
-    found = [_Feature(name, _is_match(name, categorical)) for name in columns]
-    _set_types(file, found, target, task)
-    scan = _Scan(file, found, target, extra, missing, task)
-    rows = TableRows(file, tuple(found), encoding, missing, fill, scan.run())
+    chosen = [_Feature(name, _is_match(name, categorical)) for name in columns]
+    _set_types(file, chosen, target, task)
+    scan = _Scan(file, chosen, target, extra, missing, task)
+    rows = TableRows(file, tuple(chosen), encoding, missing, fill, scan.run())
     facts: dict[str, Any] = {"feature_names": rows.feature_names}
-    if categories := {each.name: each.category_names for each in found if each.is_categorical}:
+    if categories := {feature.name: feature.category_names for feature in chosen if feature.is_categorical}:
         facts["categories"] = categories
     if missing == "drop":
         facts["skipped"] = int(len(rows.is_kept) - len(rows))
@@ -102,7 +102,7 @@ class _Feature:
     @property
     def category_names(self) -> tuple[str | None, ...]:
         """The categories as text, sorted; None, the last, if values are missing."""
-        return tuple(None if each is None else str(each) for each in self.categories)
+        return tuple(None if category is None else str(category) for category in self.categories)
 
     @property
     def mean(self) -> float:
@@ -135,13 +135,13 @@ class TableRows:
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the features: of the column, or ``column=category``."""
-        found: list[str] = []
-        for each in self.features:
-            if each.is_categorical and self.encoding == "one_hot":
-                found += [f"{each.name}={name or ''}" for name in each.category_names]
+        names: list[str] = []
+        for feature in self.features:
+            if feature.is_categorical and self.encoding == "one_hot":
+                names += [f"{feature.name}={name or ''}" for name in feature.category_names]
             else:
-                found.append(each.name)
-        return tuple(found)
+                names.append(feature.name)
+        return tuple(names)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -155,8 +155,8 @@ class TableRows:
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         order = chosen.argsort(kind="stable")
-        found = self._window.read(chosen[order])
-        return found if (order[1:] > order[:-1]).all() else found[order.argsort()]
+        values = self._window.read(chosen[order])
+        return values if (order[1:] > order[:-1]).all() else values[order.argsort()]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self[:].astype(dtype or np.float32, copy=False)
@@ -164,30 +164,30 @@ class TableRows:
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the features of all samples in their order, in blocks of `BLOCK_BYTES`."""
         start, width = 0, self.shape[1]
-        for batch in self.file.batches([each.name for each in self.features], _batch_rows(width)):
-            kept = self.is_kept[start : start + batch.num_rows]
+        for batch in self.file.batches([feature.name for feature in self.features], _batch_rows(width)):
+            is_in_block = self.is_kept[start : start + batch.num_rows]
             block = self._encode(batch, width)
-            yield block if kept.all() else block[kept]
+            yield block if is_in_block.all() else block[is_in_block]
             start += batch.num_rows
 
     def _encode(self, batch: Any, width: int) -> np.ndarray:
         block = np.zeros((batch.num_rows, width), np.float32)
         place = 0
-        for each, column in zip(self.features, batch.columns, strict=True):
-            if not each.is_categorical:
-                fill = each.mean if self.missing == "mean" else self.fill
+        for feature, column in zip(self.features, batch.columns, strict=True):
+            if not feature.is_categorical:
+                fill = feature.mean if self.missing == "mean" else self.fill
                 values = _to_floats(column)
                 block[:, place] = np.where(np.isnan(values), fill, values)
                 place += 1
                 continue
-            codes = _to_codes(column, each)
+            codes = _to_codes(column, feature)
             if self.encoding == "codes":
                 block[:, place] = codes
                 place += 1
             else:
-                known = np.flatnonzero(codes >= 0)
-                block[known, place + codes[known]] = 1
-                place += len(each.categories)
+                with_category = np.flatnonzero(codes >= 0)
+                block[with_category, place + codes[with_category]] = 1
+                place += len(feature.categories)
         return block
 
 
@@ -200,17 +200,17 @@ class _Window:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return *rows*, which are in ascending order. Raises `DataError` if the table has become shorter."""
-        found = np.empty((len(rows), self._rows.shape[1]), np.float32)
+        values = np.empty((len(rows), self._rows.shape[1]), np.float32)
         if len(rows) and rows[0] < self._start:
             self._restart()
         done = 0
         while done < len(rows):
             stop = int(np.searchsorted(rows, self._start + len(self._values)))
-            found[done:stop] = self._values[rows[done:stop] - self._start]
+            values[done:stop] = self._values[rows[done:stop] - self._start]
             done = stop
             if done < len(rows):
                 self._advance()
-        return found
+        return values
 
     def _restart(self) -> None:
         self._blocks = self._rows.blocks()
@@ -250,18 +250,18 @@ class _Scan:
 
     def run(self) -> np.ndarray:
         """Read the table, and return whether each row is a sample. Raises `DataError` for a wrong value."""
-        names = [each.name for each in self._features]
+        names = [feature.name for feature in self._features]
         columns = [*names, self._target, *self._extra.values()]
-        kept = []
+        masks = []
         for part in self._file.parts:
             self._path, start = part.file.path, 0
             for batch in part.file.batches(columns, _batch_rows(len(columns))):
-                kept.append(self._check(batch, start))
+                masks.append(self._check(batch, start))
                 start += batch.num_rows
-                self._counts[part.split] += int(np.count_nonzero(kept[-1]))
-        for each in self._features:
-            each.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
-        return np.concatenate(kept) if kept else np.zeros(0, bool)
+                self._counts[part.split] += int(np.count_nonzero(masks[-1]))
+        for feature in self._features:
+            feature.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
+        return np.concatenate(masks) if masks else np.zeros(0, bool)
 
     def labels(self, name: str) -> np.ndarray | None:
         """Return the ``split`` or the ``group`` of each sample; None if no column and no file has it."""
@@ -294,7 +294,7 @@ class _Scan:
         try:
             return arrow.chunked_array(targets) if targets else arrow.chunked_array([[]], "float64")
         except (arrow.ArrowException, TypeError) as error:
-            types = ", ".join({str(each.type): None for each in targets})
+            types = ", ".join({str(part.type): None for part in targets})
             raise DataError(
                 f"{self._file.path}: the column {self._target!r} has the types {types} in its files. Write "
                 "files with the same types"
@@ -303,21 +303,21 @@ class _Scan:
     def _check(self, batch: Any, start: int) -> np.ndarray:
         columns, target = batch.columns[: len(self._features)], batch.columns[len(self._features)]
         is_missing = np.zeros(batch.num_rows, bool)
-        for each, column in zip(self._features, columns, strict=True):
-            is_missing |= self._check_feature(each, column, start)
+        for feature, column in zip(self._features, columns, strict=True):
+            is_missing |= self._check_feature(feature, column, start)
         is_absent = _find_missing(target)
         if is_absent.any() and self._missing != "drop":
             self._refuse(self._target, start + int(is_absent.argmax()), "a missing target", "drop")
-        kept = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
+        is_sample = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
         for name, column in zip(self._extra, batch.columns[len(self._features) + 1 :], strict=True):
-            self._labels[name].append(self._read_labels(name, column, start)[kept])
-        decoded = _decode(target).filter(load_arrow().array(kept))
+            self._labels[name].append(self._read_labels(name, column, start)[is_sample])
+        decoded = _decode(target).filter(load_arrow().array(is_sample))
         is_decimal = load_arrow().types.is_decimal(decoded.type)
         self._targets.append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
-        for each, column in zip(self._features, columns, strict=True):
-            if each.is_categorical:
-                self._add_categories(each, _decode(column).filter(load_arrow().array(kept)))
-        return kept
+        for feature, column in zip(self._features, columns, strict=True):
+            if feature.is_categorical:
+                self._add_categories(feature, _decode(column).filter(load_arrow().array(is_sample)))
+        return is_sample
 
     def _read_labels(self, name: str, column: Any, start: int) -> np.ndarray:
         is_absent = _find_missing(column)
@@ -326,7 +326,7 @@ class _Scan:
                 f"{self._path}: column {self._extra[name]!r}, the {name} of each row, has a missing value in "
                 f"row {start + int(is_absent.argmax())}, counted from 0. Correct it"
             )
-        return np.array([str(each) for each in _decode(column).to_pylist()])
+        return np.array([str(label) for label in _decode(column).to_pylist()])
 
     def _check_feature(self, feature: _Feature, column: Any, start: int) -> np.ndarray:
         """Return whether each value is missing, and add the others to the mean."""
@@ -367,9 +367,9 @@ class _Scan:
             )
 
     def _add_categories(self, feature: _Feature, column: Any) -> None:
-        known = set(feature.categories)
-        found = [None if each != each else each for each in column.unique().to_pylist()]  # NaN
-        feature.categories += [each for each in dict.fromkeys(found) if each not in known]
+        categories = set(feature.categories)
+        values = [None if value != value else value for value in column.unique().to_pylist()]  # NaN
+        feature.categories += [value for value in dict.fromkeys(values) if value not in categories]
         if len(feature.categories) > MAX_CATEGORIES:
             raise DataError(
                 f"{self._path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
@@ -400,10 +400,10 @@ def _select(names: Sequence[str], used: set[str], patterns: Sequence[str] | None
                 f"load_data.source.features: no column of {path} except the target matches {pattern!r}."
                 f"{closest(pattern, others)} Columns: {', '.join(others)}"
             )
-    found = [name for name in others if patterns is None or _is_match(name, patterns)]
-    if not found:
+    selected = [name for name in others if patterns is None or _is_match(name, patterns)]
+    if not selected:
         raise DataError(f"{path} has no column for a feature. Add one, or correct load_data.source.features")
-    return found
+    return selected
 
 
 def _is_match(name: str, patterns: Sequence[str]) -> bool:
@@ -414,17 +414,17 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
     """Check the types of the columns, and set those of a file that has none: floats and text."""
     arrow = load_arrow()
     types: dict[str, Any] = {}
-    for each in features:
-        kind = file.schema.field(each.name).type
-        file.check_types(each.name)
-        if each.is_categorical:
-            types[each.name] = arrow.string()
+    for feature in features:
+        kind = file.schema.field(feature.name).type
+        file.check_types(feature.name)
+        if feature.is_categorical:
+            types[feature.name] = arrow.string()
         elif arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_null(kind):
-            types[each.name] = arrow.float64()
-            each.is_integer = arrow.types.is_integer(kind)
+            types[feature.name] = arrow.float64()
+            feature.is_integer = arrow.types.is_integer(kind)
         elif not is_number(kind):
             raise DataError(
-                f"{file.path}: column {each.name!r} has the type {kind}, which is not a number. "
+                f"{file.path}: column {feature.name!r} has the type {kind}, which is not a number. "
                 "Add it to load_data.source.categorical, or leave it out of load_data.source.features"
             )
     kind = file.schema.field(target).type
@@ -470,8 +470,8 @@ def _to_floats(column: Any) -> np.ndarray:
 def _to_codes(column: Any, feature: _Feature) -> np.ndarray:
     """Return the number of the category of each value."""
     decoded = _decode(column)
-    known = load_arrow().array(feature.categories, decoded.type)
-    codes = load_arrow(".compute").index_in(decoded, value_set=known)
+    categories = load_arrow().array(feature.categories, decoded.type)
+    codes = load_arrow(".compute").index_in(decoded, value_set=categories)
     absent = feature.categories.index(None) if None in feature.categories else -1
     return np.asarray(codes.fill_null(absent).to_numpy(zero_copy_only=False))
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
-from stages.contracts.extras import load_extra
-from stages.data.class_folders import list_files
-from stages.data.csv_rows import describe_read_error, read_rows
+from stages.contracts.plugins import load_extra
+from stages.data.sources.labels import describe_read_error, list_files, read_rows
 from stages.data.splits import Arrays
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -58,14 +57,14 @@ def text(
     paths = {"train": path, "valid": valid_path, "test": test_path}
     names = {"text": text, "label": label, "split": split, "group": group}
     samples = list(_read_splits(paths, {key: name for key, name in names.items() if name is not None}))
-    texts, labels = [str(each["text"]) for each in samples], [each["label"] for each in samples]
+    texts, labels = [str(sample["text"]) for sample in samples], [sample["label"] for sample in samples]
     targets, class_names = to_classes(labels)
     encoder = build_encoder(tokenizer, texts, vocabulary_size)
     ids, truncated = encode_texts(encoder, texts, max_length, path)
     facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
     facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
     columns = {
-        f"{key}s": np.array([str(each[key]) for each in samples])
+        f"{key}s": np.array([str(sample[key]) for sample in samples])
         for key in ("split", "group")
         if key in samples[0]
     }
@@ -80,8 +79,8 @@ class ByteEncoder:
 
     def encode(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
         """Yield the ids of each text."""
-        for each in texts:
-            yield np.frombuffer(each.encode("utf-8", "replace"), np.uint8).astype(np.int64) + 1
+        for content in texts:
+            yield np.frombuffer(content.encode("utf-8", "replace"), np.uint8).astype(np.int64) + 1
 
 
 class TokenEncoder:
@@ -95,8 +94,8 @@ class TokenEncoder:
 
     def encode(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
         """Yield the ids of each text."""
-        for each in self._tokenizer.encode_batch(list(texts)):
-            yield np.array(each.ids, np.int64)
+        for encoding in self._tokenizer.encode_batch(list(texts)):
+            yield np.array(encoding.ids, np.int64)
 
 
 def build_encoder(name: str, texts: Sequence[str], size: int) -> ByteEncoder | TokenEncoder:
@@ -143,23 +142,23 @@ def encode_texts(
     ids = np.zeros((len(texts), max_length), np.min_scalar_type(encoder.size))
     longest = truncated = 0
     for start in range(0, len(texts), ENCODED_TEXTS):
-        for row, found in enumerate(encoder.encode(texts[start : start + ENCODED_TEXTS]), start=start):
-            if not len(found):
+        for row, tokens in enumerate(encoder.encode(texts[start : start + ENCODED_TEXTS]), start=start):
+            if not len(tokens):
                 raise DataError(f"{path}: text {row}, counted from 0, has no tokens. Remove it")
-            kept = found[:max_length]
-            ids[row, : len(kept)] = kept
-            longest = max(longest, len(kept))
-            truncated += len(found) > max_length
+            first_tokens = tokens[:max_length]
+            ids[row, : len(first_tokens)] = first_tokens
+            longest = max(longest, len(first_tokens))
+            truncated += len(tokens) > max_length
     return ids[:, :longest], truncated
 
 
 def to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the class of each label, and the names of the classes unless the labels are integers."""
-    if all(isinstance(each, int) or _is_number(str(each)) for each in labels):
-        return np.array([int(each) for each in labels], np.int64), None
-    names = tuple(sorted({str(each) for each in labels}))
+    if all(isinstance(label, int) or _is_number(str(label)) for label in labels):
+        return np.array([int(label) for label in labels], np.int64), None
+    names = tuple(sorted({str(label) for label in labels}))
     numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[str(each)] for each in labels], np.int64), names
+    return np.array([numbers[str(label)] for label in labels], np.int64), names
 
 
 def _is_number(label: str) -> bool:
@@ -169,9 +168,9 @@ def _is_number(label: str) -> bool:
 
 def _read_splits(paths: Mapping[str, str | None], names: Mapping[str, str]) -> Iterator[Sample]:
     """Yield the samples of each path; with several, each sample has the name of its path as ``split``."""
-    found = {split: Path(path) for split, path in paths.items() if path is not None}
-    for split, path in found.items():
-        label = {"split": split} if len(found) > 1 else {}
+    files = {split: Path(path) for split, path in paths.items() if path is not None}
+    for split, path in files.items():
+        label = {"split": split} if len(files) > 1 else {}
         argument = "path" if split == "train" else f"{split}_path"
         yield from (sample | label for sample in _read(path, names, f"load_data.source.{argument}"))
 
@@ -230,10 +229,9 @@ def _pick(row: Any, name: str, key: str, where: str) -> Any:
     """Return the value of *name* in *row*, the *key* of a sample, which is text or an integer."""
     value = row.get(name) if isinstance(row, dict) else None
     if value is None:
-        known = [str(each) for each in row] if isinstance(row, dict) else []
+        keys = [str(field) for field in row] if isinstance(row, dict) else []
         raise DataError(
-            f"{where}: the sample has no {name!r}.{closest(name, known)} "
-            f"Found: {', '.join(known) or 'no keys'}"
+            f"{where}: the sample has no {name!r}.{closest(name, keys)} Found: {', '.join(keys) or 'no keys'}"
         )
     if not isinstance(value, str | int) or (key != "text" and not str(value).strip()):
         raise DataError(

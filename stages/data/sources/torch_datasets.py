@@ -1,6 +1,6 @@
 """The data source ``dataset``: the samples of datasets of PyTorch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
@@ -10,9 +10,8 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.random_state import seed_random_state
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
-from stages.devices.rng import preserve_random_state
+from stages.devices.rng import preserve_random_state, seed_sample
 
 SEED = 0
 """The seed of the generators while samples are read, for datasets that draw random numbers."""
@@ -29,27 +28,27 @@ def dataset(factory: Use) -> Arrays | Splits:
     name = factory.kind
     maker = plugins.find("dataset", name, {})
     with preserve_random_state():
-        seed_random_state(SEED, "dataset")
-        made = plugins.build("dataset", name, maker, arguments_of(factory))
-        if not isinstance(made, tuple | Mapping):
-            return _read(made, name)
-        splits = dict(made if isinstance(made, Mapping) else zip(SPLIT_NAMES, made, strict=False))
-        if "train" not in splits or not set(splits) <= set(SPLIT_NAMES) or len(splits) != len(made):
+        seed_sample(SEED, "dataset")
+        created = plugins.build("dataset", name, maker, arguments_of(factory))
+        if not isinstance(created, tuple | Mapping):
+            return _read(created, name)
+        splits = dict(created if isinstance(created, Mapping) else zip(SPLIT_NAMES, created, strict=False))
+        if "train" not in splits or not set(splits) <= set(SPLIT_NAMES) or len(splits) != len(created):
             raise PluginError(
                 f"dataset {name!r} must return a dataset, a tuple of at most three, or a mapping with names "
-                f"of {', '.join(SPLIT_NAMES)}, of which train is required; found {len(made)}: "
+                f"of {', '.join(SPLIT_NAMES)}, of which train is required; found {len(created)}: "
                 f"{', '.join(map(str, splits))}"
             )
-        return Splits(**{split: _read(each, f"{name}: {split}") for split, each in splits.items()})
+        return Splits(**{split: _read(samples, f"{name}: {split}") for split, samples in splits.items()})
 
 
-def _read(found: Any, name: str) -> Arrays:
+def _read(source: Any, name: str) -> Arrays:
     """Return all samples of a dataset, whose *name* is for errors."""
-    samples = _iterate(found, name)
+    samples = _iterate(source, name)
     first = next(samples, None)
     if first is None:
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    count = len(found) if hasattr(found, "__len__") else None
+    count = len(source) if isinstance(source, Sized) else None
     columns = [_Values(array, count) for array in first]
     for index, sample in enumerate(samples, start=1):
         for values, array, part in zip(columns, sample, ("input", "target"), strict=True):
@@ -86,16 +85,16 @@ class _Values:
         return self._found[: self._count]
 
 
-def _iterate(found: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _iterate(source: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the input and the target of each sample of a map-style or iterable dataset."""
     samples: Iterable[Any]
-    if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
-        samples = (found[index] for index in range(len(found)))
-    elif hasattr(found, "__iter__"):
-        samples = found
+    if isinstance(source, Sized) and hasattr(source, "__getitem__"):
+        samples = (source[index] for index in range(len(source)))
+    elif isinstance(source, Iterable):
+        samples = source
     else:
         raise PluginError(
-            f"dataset {name!r} must have __len__ and __getitem__, or __iter__; found {type(found).__name__}"
+            f"dataset {name!r} must have __len__ and __getitem__, or __iter__; found {type(source).__name__}"
         )
     for index, sample in enumerate(samples):
         try:

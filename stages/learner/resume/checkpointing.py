@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
+from stages.runs import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +143,8 @@ class CheckpointManager:
         try:
             saved = self.epochs.list_saved()
             save.kept = self._choose_kept({*saved, epoch}, epoch, history)
-            kept = save.kept | self._newest_before_failed((self._failed & save.kept) - {epoch})
-            save.replaced = [(self.epochs, each) for each in saved if each not in kept]
+            retained = save.kept | self._newest_before_failed((self._failed & save.kept) - {epoch})
+            save.replaced = [(self.epochs, number) for number in saved if number not in retained]
             save.replaced += [(self.steps, number) for number in self.steps.list_saved()]
         finally:  # the checkpoint is written even if the rule raises
             self._start(save, checkpoint)
@@ -154,13 +155,13 @@ class CheckpointManager:
         If one that the rule keeps could not be written, the newest before it is kept too, to resume from.
         """
         saved = self.epochs.list_saved()
-        kept = self._choose_kept(set(saved), epoch, history)
-        self._failed &= kept
-        kept |= self._newest_before_failed(self._failed)
-        for each in saved:
-            if each not in kept:
-                log.info("Removing checkpoint %d", each)
-                self.epochs.delete(each)
+        retained = self._choose_kept(set(saved), epoch, history)
+        self._failed &= retained
+        retained |= self._newest_before_failed(self._failed)
+        for number in saved:
+            if number not in retained:
+                log.info("Removing checkpoint %d", number)
+                self.epochs.delete(number)
         self._remove_partial_files()
 
     def wait(self) -> None:
@@ -222,12 +223,12 @@ class CheckpointManager:
 
     def _choose_kept(self, saved: set[int], epoch: int, history: History) -> set[int]:
         """Return the epochs in *saved* up to *epoch*, and those that failed, that the rule keeps."""
-        own = {each for each in saved if 0 < each <= epoch} | self._failed
-        return self._retention.keep(sorted(own), history) | {epoch}
+        candidates = {number for number in saved if 0 < number <= epoch} | self._failed
+        return self._retention.keep(sorted(candidates), history) | {epoch}
 
     def _newest_before_failed(self, failed: set[int]) -> set[int]:
         """Return the newest saved epoch before those in *failed*, from which the run would resume."""
-        before = [each for each in self.epochs.list_saved() if each < min(failed, default=0)]
+        before = [number for number in self.epochs.list_saved() if number < min(failed, default=0)]
         return set(before[-1:])
 
     def _start(self, save: _Save, checkpoint: Checkpoint) -> None:
@@ -296,13 +297,13 @@ def find_newest_checkpoint(
     logs. Raises `CheckpointError` if there are checkpoints but none is intact, and for a checkpoint of a run
     other than *identity*.
     """
-    found, broken = _read_steps(steps, verify_logs)
-    found += [
+    candidates, broken = _read_steps(steps, verify_logs)
+    candidates += [
         Candidate((epoch + 1, False, 0), f"epoch {epoch}", partial(epochs.restore, epoch))
         for epoch in epochs.list_saved()
         if epoch <= last_epoch
     ]
-    for candidate in sorted(found, key=lambda each: each.sort_key, reverse=True):
+    for candidate in sorted(candidates, key=attrgetter("sort_key"), reverse=True):
         if candidate.sort_key > (last_epoch + 1, False, 0):
             continue
         try:
@@ -326,7 +327,7 @@ def _read_steps(
     steps: FileCheckpointer, verify_logs: Callable[[Mapping[str, Any]], None]
 ) -> tuple[list[Candidate], list[str]]:
     """Return the intact checkpoints within an epoch, and a message for each of the others."""
-    found, broken = [], []
+    readable, broken = [], []
     for number in reversed(steps.list_saved()):
         try:
             checkpoint = steps.restore(number)
@@ -336,8 +337,8 @@ def _read_steps(
             log.warning("Passing over a checkpoint within an epoch: %s", error)
             broken.append(str(error))
         else:
-            found.append(Candidate(position.sort_key, f"a step {position}", partial(_return, checkpoint)))
-    return found, broken
+            readable.append(Candidate(position.sort_key, f"a step {position}", partial(_return, checkpoint)))
+    return readable, broken
 
 
 def _return(checkpoint: Checkpoint) -> Checkpoint:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from torch import nn
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, default_retention
-from stages.checkpoints.file_names import STEP_FOLDER
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.learner.resume.checkpointing import find_newest_checkpoint
@@ -22,6 +20,8 @@ from stages.records import (
     module_supplement,
     record_of,
 )
+from stages.runs import Checkpoint, FileCheckpointer, Retention, default_retention
+from stages.runs.file_names import STEP_FOLDER
 
 
 class LoopCheckpoints:
@@ -125,14 +125,14 @@ class LoopCheckpoints:
         return epoch
 
     def _apply_retention(self, epoch: int) -> None:
-        saved = [each for each in self._files.list_saved() if each <= epoch]
-        for each in set(saved) - {epoch, *self._retention.keep(saved, self.history)}:
-            self._files.delete(each)
+        saved = [number for number in self._files.list_saved() if number <= epoch]
+        for old_epoch in set(saved) - {epoch, *self._retention.keep(saved, self.history)}:
+            self._files.delete(old_epoch)
 
     def _check_parts(self, checkpoint: Checkpoint) -> None:
-        found = sorted(checkpoint.optim or {})
-        if found != sorted(self._parts):
+        parts = sorted(checkpoint.optim or {})
+        if parts != sorted(self._parts):
             raise CheckpointError(
-                f"the checkpoint in {self._files.directory} has the parts {', '.join(found) or 'none'}, and "
+                f"the checkpoint in {self._files.directory} has the parts {', '.join(parts) or 'none'}, and "
                 f"the loop has {', '.join(sorted(self._parts)) or 'none'}. Pass the same parts"
             )

@@ -7,9 +7,8 @@ from typing import Any, cast
 import torch
 
 from stages.contracts.errors import CheckpointError
-from stages.contracts.events import Progress
+from stages.contracts.events import Interrupter, Progress
 from stages.contracts.history import Split
-from stages.contracts.interrupter import Interrupter
 from stages.devices.rng import (
     HostRandomState,
     describe_device_mismatch,
@@ -189,14 +188,14 @@ class MidEpochCheckpointer:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
         if self._group.size == 1:
             return []
-        own: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self._group.rank:
             model = self._state.model.model
-            buffers = [each.detach() for each in model.buffers()]
-            own = {"before": self._rng_state, **states, "buffers": buffers}
+            buffers = [buffer.detach() for buffer in model.buffers()]
+            state = {"before": self._rng_state, **states, "buffers": buffers}
             if added := training_state(model):
-                own["training_state"] = added
-        return self._group.gather(own)[1:]
+                state["training_state"] = added
+        return self._group.gather(state)[1:]
 
     def _save(self, iteration: int, progress: Progress, meter: Meter, states: dict[str, Any]) -> None:
         sums, error = None, None

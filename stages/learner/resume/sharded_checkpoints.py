@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from stages import distributed
-from stages.checkpoints import Checkpoint
 from stages.contracts.history import History
 from stages.distributed import RankGroup
 from stages.learner.options import CheckpointInterval
 from stages.records import read_tensors_with
+from stages.runs import Checkpoint
 
 
 class GatheringWriter:

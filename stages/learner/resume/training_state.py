@@ -84,13 +84,13 @@ def check_training_state(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _warn_of_optimizers(module: Any, optimizer: torch.optim.Optimizer) -> None:
-    for path, held in _optimizers(module):
-        if held is not optimizer:
+    for path, other in _optimizers(module):
+        if other is not optimizer:
             log.warning(
                 "%s holds a torch.optim.%s in %r, whose state is not saved in checkpoints: a resumed run "
                 "will not equal an uninterrupted one. Define %s() and %s(state) in the model",
                 type(module).__name__,
-                type(held).__name__,
+                type(other).__name__,
                 path,
                 SAVE,
                 LOAD,
@@ -108,17 +108,19 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the path and the optimizer for each attribute of *module*, also in containers and objects."""
     seen: set[int] = set()
-    own = {name: value for name, value in vars(module).items() if name not in ("_modules", "_parameters")}
-    left: list[tuple[str, Any]] = list(own.items())
-    while left:
-        path, value = left.pop(0)
+    attributes = {
+        name: value for name, value in vars(module).items() if name not in ("_modules", "_parameters")
+    }
+    pending: list[tuple[str, Any]] = list(attributes.items())
+    while pending:
+        path, value = pending.pop(0)
         if id(value) in seen or path.count(".") >= MAX_DEPTH:
             continue
         seen.add(id(value))
         if isinstance(value, torch.optim.Optimizer):
             yield path, value
         elif not isinstance(value, OPAQUE):
-            left += [(f"{path}.{key}", each) for key, each in _parts(value)]
+            pending += [(f"{path}.{key}", part) for key, part in _parts(value)]
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:

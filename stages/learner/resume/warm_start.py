@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
@@ -37,11 +35,12 @@ from stages.records import (
     record_of,
     skeleton_of,
 )
-from stages.records.safetensors_format.shards import is_index
-from stages.records.selection import ALL_TENSORS
-from stages.records.torch_files.reader import is_torch_file
+from stages.records.safetensors_format import is_index
+from stages.records.torch_files import is_torch_file
 from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_modules.state_dict import Layout
+from stages.records.torch_modules.state_dict import ALL_TENSORS, Layout
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text
 
 Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]
@@ -155,9 +154,9 @@ class Origin:
         Its state is restored bit for bit; options (betas, weight decay …), rate and schedule are those of
         *start*. Raises `CheckpointError` if it does not exist, or is of another model or optimizer.
         """
-        found = fit_checkpoint(start, self._restore(epoch, name), name)
+        fitted = fit_checkpoint(start, self._restore(epoch, name), name)
         print_line(f"starting after {name}")
-        return found
+        return fitted
 
     def read_weights(self, start: Start, epoch: int | None, name: str) -> Checkpoint:
         """Return the learner of *start* with weights, history and number of epochs of a checkpoint.
@@ -165,9 +164,9 @@ class Origin:
         Optimizer, schedule and gradient accumulation start from the beginning. The arguments and errors are
         those of `read_checkpoint`.
         """
-        found = fit_weights(start, self._restore(epoch, name), name)
+        fitted = fit_weights(start, self._restore(epoch, name), name)
         print_line(f"starting after {name} with its weights; optimizer and schedule start from the beginning")
-        return found
+        return fitted
 
     def read_record(
         self, start: Start, past: PastEpochs, options: WeightsOptions, *, restores_optimizer: bool
@@ -202,10 +201,10 @@ class Origin:
         """
         if self._path.is_file():
             return self._path
-        found = list(files_of(self._directory, epoch, part="model")) if epoch else []
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(sorted(path.name for path in found or self._directory.glob("model*"))) or "none"
+        files = list(files_of(self._directory, epoch, part="model")) if epoch else []
+        if len(files) == 1:
+            return files[0]
+        names = ", ".join(sorted(path.name for path in files or self._directory.glob("model*"))) or "none"
         raise CheckpointError(
             f"build_learner.checkpoint: {self._directory} must have one record model-<epoch> of the epoch to "
             f"start after; found: {names}. Set epoch to another one, or path to a record"
@@ -235,21 +234,21 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
     """
     state = _state(start)
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
-    own = [_options(group) for group in state.optimizer.param_groups]
+    options = [_options(group) for group in state.optimizer.param_groups]
     schedule = getattr(state.scheduler, "options", {})
     try:
         state.restore(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}. {WEIGHTS_ONLY}") from error
     _check_schedule(schedule, getattr(state.scheduler, "options", {}), source)
-    for group, options in zip(state.optimizer.param_groups, own, strict=True):
-        added = [name for name in STATE_OPTIONS if options.get(name) and not group.get(name)]
+    for group, before in zip(state.optimizer.param_groups, options, strict=True):
+        added = [name for name in STATE_OPTIONS if before.get(name) and not group.get(name)]
         if added:
             raise CheckpointError(
                 f"{source}: its {start[1].kind} ran without {', '.join(added)}, so the checkpoint lacks the "
                 f"state for it. Turn it off. {WEIGHTS_ONLY}"
             )
-        group.update(options)
+        group.update(before)
     scheduler = start[2]
     if isinstance(scheduler, Scheduler) and getattr(scheduler.schedule, "per", "batch") == "epoch":
         scheduler.iteration = state.epoch  # the other schedule may have counted batches
@@ -275,8 +274,8 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
     state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
     state.epoch = int(trainer["epoch"])
-    kept = {name: each for name, each in _select_entries(checkpoint).items() if name != "average"}
-    return state.checkpoint({**kept, **_empty_window()})
+    entries = {name: entry for name, entry in _select_entries(checkpoint).items() if name != "average"}
+    return state.checkpoint({**entries, **_empty_window()})
 
 
 def fit_record(
@@ -338,7 +337,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _select_entries(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the entries of the trainer record that the new run keeps."""
-    return {key: each for key, each in checkpoint.trainer.items() if key not in NEW_ENTRIES} | {
+    return {key: entry for key, entry in checkpoint.trainer.items() if key not in NEW_ENTRIES} | {
         "identity": None
     }
 

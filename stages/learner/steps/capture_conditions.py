@@ -103,12 +103,12 @@ def describe_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def describe_object(value: object) -> dict[str, Any]:
     """Return the attributes of an object: numbers and text, and the identity of all others."""
-    return {name: _describe(each) for name, each in getattr(value, "__dict__", {}).items()}
+    return {name: _describe(attribute) for name, attribute in getattr(value, "__dict__", {}).items()}
 
 
 def find_means(metrics: Sequence[RegisteredMetric]) -> dict[str, Any]:
     """Return the metrics, by name, that measure an output and declare that they return a `Mean`."""
-    return {each.metric.name: each.metric for each in metrics if _returns_mean(each)}
+    return {metric.name: metric.metric for metric in metrics if _returns_mean(metric)}
 
 
 def _returns_mean(registered: RegisteredMetric) -> bool:
@@ -127,7 +127,7 @@ def _parts(tree: Any) -> Sequence[Any] | None:
     if isinstance(tree, dict):
         return list(tree.values())
     if is_dataclass(tree) and not isinstance(tree, type):
-        return [getattr(tree, each.name) for each in fields(tree)]
+        return [getattr(tree, part.name) for part in fields(tree)]
     return None
 
 
@@ -138,7 +138,7 @@ def _describe(value: Any) -> Any:
         address = value.data_ptr() if value.layout is torch.strided else None
         return id(value), address, value.requires_grad
     if isinstance(value, dict):
-        return {str(key): _describe(each) for key, each in value.items()}
+        return {str(key): _describe(part) for key, part in value.items()}
     return [*map(_describe, value)] if isinstance(value, list | tuple) else id(value)
 
 

@@ -106,9 +106,9 @@ class CudaGraphStep(PlainStep):
         self._capturer = capturer
         self._slots = MAX_PENDING_BATCHES + MAX_READ_DELAY
         """The most launches whose results the host has not read."""
-        metrics = [each for each in components.observers.metrics[Split.TRAIN] if not each.covers_pass]
+        metrics = [metric for metric in components.observers.metrics[Split.TRAIN] if not metric.covers_pass]
         self._metrics = find_means(metrics)
-        self._readers = {each.metric.name for each in metrics if each.reads_output}
+        self._readers = {metric.name for metric in metrics if metric.reads_output}
         """The metrics that need the output, if the graph does not measure them."""
         self._level = log_level(components)
         self._is_eager = False
@@ -133,6 +133,7 @@ class CudaGraphStep(PlainStep):
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch* eagerly; before a capture, on its stream."""
         self._eager_steps += 1
+        batch = load(batch)
         if not self._warms_up:
             return super().compute(batch)
         self._capture.warm_ups += 1
@@ -224,7 +225,7 @@ class CudaGraphStep(PlainStep):
             self._refuse(f"{name} sets {changed[0]}")
         elif generators != host_generator_states(self._device):
             self._refuse(f"{name} draws random numbers on the host")
-        self._capture.metrics = {name: describe_object(each) for name, each in self._metrics.items()}
+        self._capture.metrics = {name: describe_object(metric) for name, metric in self._metrics.items()}
 
     def _fill_rates(self, rates: Sequence[float]) -> None:
         capture = self._capture
@@ -243,9 +244,9 @@ class CudaGraphStep(PlainStep):
             capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
         stable = {
-            name: each
-            for name, each in self._metrics.items()
-            if describe_object(each) == capture.metrics[name]
+            name: metric
+            for name, metric in self._metrics.items()
+            if describe_object(metric) == capture.metrics[name]
         }
         failure = self._try_capture(stable)
         if failure and stable:

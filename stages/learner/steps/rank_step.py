@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
-from stages.contracts.shares import share_of
+from stages.contracts.placement import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
@@ -28,7 +28,7 @@ def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int, *, h
     group.broadcast_tensors(model.buffers())
     if has_shards:
         return
-    sums = torch.stack([each.detach().double().sum() for each in model.parameters()]).cpu()
+    sums = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()]).cpu()
     of_main: Any = group.broadcast({"sums": sums})
     if group.any(not torch.equal(sums.view(torch.int64), of_main["sums"].view(torch.int64))):
         raise BuilderError(
@@ -42,13 +42,13 @@ def synchronize_average(group: RankGroup, model: ModelState) -> None:
     if group.size == 1 or model.average is None:
         return
     buffers = {name for name, _ in model.model.named_buffers()}
-    group.broadcast_tensors([each for name, each in model.average.state.items() if name in buffers])
+    group.broadcast_tensors([value for name, value in model.average.state.items() if name in buffers])
 
 
 def synchronize_training_state(group: RankGroup, model: torch.nn.Module) -> None:
     """Give the `training_state` of rank 0, which checkpoints contain, to the model of every rank."""
-    if group.size > 1 and (own := training_state(model)):
-        of_main = group.broadcast(own)
+    if group.size > 1 and (state := training_state(model)):
+        of_main = group.broadcast(state)
         if not group.is_main:
             load_training_state(model, of_main)
 
@@ -100,8 +100,8 @@ class RankStep(RollbackStep):
 
     def _count_own(self, batch: Share) -> int:
         """Return the number of samples of this rank."""
-        own = share_of(batch.samples, self._group.rank, self._group.size)
-        count: int = own.stop - own.start
+        share = share_of(batch.samples, self._group.rank, self._group.size)
+        count: int = share.stop - share.start
         return count
 
     def _read(self, weight: Weight) -> float:
@@ -143,9 +143,9 @@ class SynchronizedStep(RankStep):
             self._own = self._read(weight)
         factor = self._own * self._group.size / self._samples  # about 1, as in one process
         self._precision.run_backward(loss * factor, parameters)
-        for each in parameters:
-            if each.grad is not None and factor:
-                each.grad.div_(factor)
+        for parameter in parameters:
+            if parameter.grad is not None and factor:
+                parameter.grad.div_(factor)
 
 
 def check_weight(model: Any, weight: float, backward_weight: float) -> None:

@@ -44,7 +44,7 @@ def _encode(values: Sequence[Pending]) -> dict[str, Any]:
             means.setdefault(name, []).append((iteration, float(value.total), float(value.weight)))
         else:
             others.setdefault(name, {})[str(iteration)] = encode_value(value, name)
-    rows = {name: torch.tensor(each, dtype=torch.float64) for name, each in means.items()}
+    rows = {name: torch.tensor(mean, dtype=torch.float64) for name, mean in means.items()}
     return {"means": rows, "others": others}
 
 
@@ -55,8 +55,8 @@ def _add(added: dict[tuple[str, int], Any], tree: Mapping[str, Any]) -> None:
             added[name, int(iteration)] += Mean(total, as_count(weight))
     for name, states in tree["others"].items():
         for iteration, state in states.items():
-            own = added[name, int(iteration)]
-            added[name, int(iteration)] = own + load_state(decode_state(state), own, name)
+            earlier = added[name, int(iteration)]
+            added[name, int(iteration)] = earlier + load_state(decode_state(state), earlier, name)
 
 
 def encode_value(value: MetricState, metric: str) -> Tree:

@@ -57,8 +57,8 @@ class ShardedStep(RankStep):
 
         A rank without a sample has a part of the gradients too.
         """
-        own = replace(step, item=self._output, gradients=_local(step.gradients))
-        return super().passes(own, epoch, iteration)
+        of_rank = replace(step, item=self._output, gradients=_local(step.gradients))
+        return super().passes(of_rank, epoch, iteration)
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
@@ -101,4 +101,4 @@ class ShardedStep(RankStep):
 
 
 def _local(gradients: Gradients) -> list[Tensor | None]:
-    return [distributed.to_local(each) for each in gradients]
+    return [distributed.to_local(gradient) for gradient in gradients]

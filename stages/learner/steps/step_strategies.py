@@ -15,7 +15,6 @@ import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
-from stages.contracts.placement import load
 from stages.learner.checks import StepChecks, has_gradients, missing_gradients
 from stages.learner.metering import NOTHING
 from stages.learner.model_state import ModelState
@@ -105,7 +104,6 @@ class PlainStep:
 
     def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
         """Run forward and backward on *batch*; return None if it is skipped."""
-        batch = load(batch)
         step = self.compute(batch)
         samples = self.count_samples(batch, step.item)
         if not self.passes(step, epoch, iteration):

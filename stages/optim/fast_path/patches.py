@@ -114,7 +114,7 @@ DYNAMO_MARK = "__dynamo_disable"
 @cache
 def check() -> None:
     """Raise `StageError` if a private name is missing or has another signature; check once per process."""
-    check_patches(each for each in PATCHES if each is not WRAPPER)
+    check_patches(patch for patch in PATCHES if patch is not WRAPPER)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Tools for record files: listing, verification, comparison and conversion (``learner records``)."""
+"""Tools for record files: listing, comparison and conversion (``learner records``)."""

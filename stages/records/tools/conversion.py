@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from stages.contracts.errors import RecordError
-from stages.records.bincode.dtype_tables import parse_version
-from stages.records.burn_metadata import BURN_VERSION, build_metadata
-from stages.records.dtypes import FLOATS, ITEM_SIZES
+from stages.records.bincode_reader import parse_version
 from stages.records.formats import Format
+from stages.records.named_records import BURN_VERSION, build_metadata
 from stages.records.precision import DoublePrecision, HalfPrecision, OriginalPrecision, Precision
 from stages.records.record_tree import (
+    FLOATS,
+    ITEM_SIZES,
     Map,
     Metadata,
     RawTensor,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.records.byte_readers import rechunk
-from stages.records.dtypes import ITEM_SIZES, NUMPY
+from stages.records.precision import iter_numbers
 from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
 PIECE_ELEMENTS = 1 << 18
@@ -46,22 +45,23 @@ def find_differences(
         tolerance: The largest absolute difference of values that count as equal. Default: 0.
         ids: Whether to compare the ids of parameters. Default: no.
     """
-    left, right = _leaves_by_name(first, ids=ids), _leaves_by_name(second, ids=ids)
-    for path, value in left.items():
-        if path not in right:
+    first_leaves, second_leaves = _leaves_by_name(first, ids=ids), _leaves_by_name(second, ids=ids)
+    for path, value in first_leaves.items():
+        if path not in second_leaves:
             yield Difference(path, "only in the first", first=_describe(value))
         else:
-            yield from _compare_leaves(path, value, right[path], tolerance)
-    for path, value in right.items():
-        if path not in left:
+            yield from _compare_leaves(path, value, second_leaves[path], tolerance)
+    for path, value in second_leaves.items():
+        if path not in first_leaves:
             yield Difference(path, "only in the second", second=_describe(value))
 
 
 def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
     """Return the largest absolute and the largest relative difference of two tensors with the same shape."""
     largest = relative = 0.0
-    for left, right in zip(_arrays(first), _arrays(second), strict=True):
-        apart, scale = _gaps(left, right)
+    pieces = (iter_numbers(tensor, PIECE_ELEMENTS) for tensor in (first, second))
+    for values, other_values in zip(*pieces, strict=True):
+        apart, scale = _gaps(values, other_values)
         if not apart.any():
             continue
         largest = max(largest, float(apart.max()))
@@ -73,14 +73,14 @@ def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
 
 def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
     """Return the leaves of *tree* by their names; the tensor of a parameter has the name of the parameter."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for path, leaf in iter_leaves(tree):
-        while path in found:  # a key that contains dots may equal a path
+        while path in leaves:  # a key that contains dots may equal a path
             path += " (again)"  # noqa: PLW2901
-        found[path] = leaf
-    ties = {path.removesuffix(".id") for path in found if _is_id(path, found)}
+        leaves[path] = leaf
+    ties = {path.removesuffix(".id") for path in leaves if _is_id(path, leaves)}
     named: dict[str, Any] = {}
-    for path, leaf in found.items():
+    for path, leaf in leaves.items():
         owner, _, name = path.rpartition(".")
         if leaf is None or (owner in ties and name == "id" and not ids):
             continue
@@ -88,29 +88,29 @@ def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
     return named
 
 
-def _is_id(path: str, found: dict[str, Any]) -> bool:
+def _is_id(path: str, leaves: dict[str, Any]) -> bool:
     owner, _, name = path.rpartition(".")
-    return name == "id" and isinstance(found.get(f"{owner}.param"), RawTensor)
+    return name == "id" and isinstance(leaves.get(f"{owner}.param"), RawTensor)
 
 
 def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Iterator[Difference]:
-    found = partial(Difference, path, first=_describe(first), second=_describe(second))
+    difference = partial(Difference, path, first=_describe(first), second=_describe(second))
     if isinstance(first, RawTensor) and isinstance(second, RawTensor):
         if first.shape != second.shape:
-            yield found("shape")
+            yield difference("shape")
             return
         largest, relative = distance(first, second)
         if first.dtype != second.dtype or largest > tolerance:
             what = "value" if first.dtype == second.dtype else "dtype"
-            yield found(what, largest=largest, relative=relative)
+            yield difference(what, largest=largest, relative=relative)
     elif _is_number(first) and _is_number(second):
         apart, scale = _gaps(np.array([first]), np.array([second]))
         if apart[0] > tolerance:
-            yield found("value", largest=float(apart[0]), relative=float(apart[0] / scale[0]))
+            yield difference("value", largest=float(apart[0]), relative=float(apart[0] / scale[0]))
     elif type(first) is not type(second):
-        yield found("kind")
+        yield difference("kind")
     elif first != second:
-        yield found("value")
+        yield difference("value")
 
 
 def _is_number(value: Any) -> bool:
@@ -125,24 +125,11 @@ def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
             "f8"
         )
         return gaps, np.maximum(np.abs(first.astype("f8")), np.abs(second.astype("f8")))
-    left, right = first.astype("f8"), second.astype("f8")
-    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    values, others = first.astype("f8"), second.astype("f8")
+    same = (values == others) | (np.isnan(values) & np.isnan(others))
     with np.errstate(invalid="ignore"):
-        gaps = np.where(same, 0.0, np.abs(left - right))
-    return np.where(np.isnan(gaps), np.inf, gaps), np.fmax(np.abs(left), np.abs(right))
-
-
-def _arrays(tensor: RawTensor) -> Iterator[Array]:
-    """Yield the elements of *tensor* in arrays of `PIECE_ELEMENTS` elements; the last one may be shorter."""
-    for chunk in rechunk(tensor.pieces(), PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]):
-        yield _numbers(chunk, tensor.dtype)
-
-
-def _numbers(data: bytearray | memoryview, dtype: str) -> Array:
-    numbers = np.frombuffer(data, NUMPY[dtype])
-    if dtype == "BF16":  # the upper half of a float32
-        return (numbers.astype("<u4") << 16).view("<f4")
-    return numbers
+        gaps = np.where(same, 0.0, np.abs(values - others))
+    return np.where(np.isnan(gaps), np.inf, gaps), np.fmax(np.abs(values), np.abs(others))
 
 
 def _describe(value: Any) -> str:

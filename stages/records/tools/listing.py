@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contracts.text import number
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
 
 MAX_VALUES = 8
 """A longer list of numbers or texts is described by its length."""
@@ -61,9 +61,7 @@ class Totals:
 
 def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     """Return *node* as an entry with the name *name* and the path *path*."""
-    node = node.value if isinstance(node, Some) else node
-    if isinstance(node, Variant):
-        node = {node.name: node.value}
+    node = unwrap(node)
     if isinstance(node, RawTensor):
         return Entry(name, path, tensor=node)
     if isinstance(node, dict) and node.keys() == {"id", "param"} and isinstance(node["param"], RawTensor):
@@ -71,23 +69,22 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     if isinstance(node, list | tuple) and _is_row(node):
         return Entry(name, path, value=list(node))
     if isinstance(node, dict | list | tuple):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
         inner = f"{path}." if path else ""
-        children = tuple(list_entries(value, str(key), f"{inner}{key}") for key, value in pairs)
+        children = tuple(list_entries(value, str(key), f"{inner}{key}") for key, value in fields_of(node))
         return Entry(name, path, children=children, branch=True)
     return Entry(name, path, value=node)
 
 
 def totals(entry: Entry) -> Totals:
     """Return the sums over all tensors below *entry*."""
-    found = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
-    named = [tensor for one, tensor in found if one.id is not None]
-    elements = sum(tensor.numel for _, tensor in found)
+    tensors = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
+    named = [tensor for one, tensor in tensors if one.id is not None]
+    elements = sum(tensor.numel for _, tensor in tensors)
     return Totals(
-        tensors=len(found),
+        tensors=len(tensors),
         elements=elements,
         parameters=sum(tensor.numel for tensor in named) if named else elements,
-        nbytes=sum(tensor.nbytes for _, tensor in found),
+        nbytes=sum(tensor.nbytes for _, tensor in tensors),
     )
 
 

@@ -94,14 +94,20 @@ def _present(module: Any, name: str, value: float, shape: tuple[int, ...]) -> Tr
 
 
 def _convolution(dimensions: int) -> Tree:
-    each = (None,) * dimensions if dimensions > 1 else None
-    sizes = {"stride": each, "kernel_size": each, "dilation": each, "groups": None, "padding": None}
+    sizes_of_axes = (None,) * dimensions if dimensions > 1 else None
+    sizes = {
+        "stride": sizes_of_axes,
+        "kernel_size": sizes_of_axes,
+        "dilation": sizes_of_axes,
+        "groups": None,
+        "padding": None,
+    }
     return {"weight": "weight", "bias": Some("bias"), **sizes}
 
 
 def _conv_transpose(dimensions: int) -> Tree:
-    each = (None,) * dimensions if dimensions > 1 else None
-    sizes = {"padding": each, "padding_out": each, "channels": (None, None)}
+    sizes_of_axes = (None,) * dimensions if dimensions > 1 else None
+    sizes = {"padding": sizes_of_axes, "padding_out": sizes_of_axes, "channels": (None, None)}
     return {**_convolution(dimensions), **sizes}
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
-from stages.records.param_ids import derive_param_id
-from stages.records.record_tree import Map, Some, Tree, Variant
+from stages.records.dotted_names import derive_param_id
+from stages.records.record_tree import Map, Some, Tree, Variant, iter_leaves
 from stages.records.tensors import check_recordable, to_raw, view_slot
 from stages.records.torch_modules.layers import layer_layout, unlike_burn
 from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
@@ -122,15 +122,17 @@ def fields_unlike_burn(module: nn.Module) -> list[str]:
 
 def entries_without_slot(module: nn.Module, tree: Tree) -> dict[str, Any]:
     """Return the entries of *module*'s ``state_dict`` that have no slot in its skeleton *tree*."""
-    held = {slot.name for _, slot in slots(tree)}
-    return {name: entry for name, entry in module.state_dict().items() if name not in held}
+    names_with_slot = {slot.name for _, slot in slots(tree)}
+    return {name: entry for name, entry in module.state_dict().items() if name not in names_with_slot}
 
 
 def inexact_entries(module: nn.Module, tree: Tree) -> dict[str, Tensor]:
     """Return the entries that a record in full precision holds but does not restore bit for bit."""
-    held = {slot.name for _, slot in slots(tree)}
+    names_with_slot = {slot.name for _, slot in slots(tree)}
     entries = module.state_dict().items()
-    return {name: entry for name, entry in entries if name in held and entry.dtype not in EXACT_DTYPES}
+    return {
+        name: entry for name, entry in entries if name in names_with_slot and entry.dtype not in EXACT_DTYPES
+    }
 
 
 def module_supplement(module: nn.Module) -> dict[str, Any]:
@@ -187,12 +189,12 @@ def _resolve_name(text: str, rows: Rows | None, place: _Place) -> Tree:
             f"burn_record of {type(place.module).__name__} names {name!r}, but the module has no such "
             "parameter, buffer of its state_dict or child module"
         )
-    found = _member(place.module, name)
-    if isinstance(found, nn.Module):
-        return _describe(place.child(found, name))
-    if found is None:
+    member = _member(place.module, name)
+    if isinstance(member, nn.Module):
+        return _describe(place.child(member, name))
+    if member is None:
         return None
-    return _slot(found, place.prefix + name, place.path, rows=rows, transposed=name != text)
+    return _slot(member, place.prefix + name, place.path, rows=rows, transposed=name != text)
 
 
 def _slot(tensor: Tensor, name: str, path: str, *, rows: Rows | None, transposed: bool) -> Slot:
@@ -239,15 +241,8 @@ def _with_extras(tree: Tree, place: _Place) -> Tree:
 
 
 def _layout_names(layout: Tree) -> list[str]:
-    match layout:
-        case str():
-            return [layout]
-        case Rows() | Some() | Variant():
-            return _layout_names(layout.name if isinstance(layout, Rows) else layout.value)
-        case dict() | list() | tuple():
-            values = layout.values() if isinstance(layout, dict) else layout
-            return [name for value in values for name in _layout_names(value)]
-    return []
+    leaves = (leaf for _, leaf in iter_leaves(layout))
+    return [leaf.name if isinstance(leaf, Rows) else leaf for leaf in leaves if isinstance(leaf, str | Rows)]
 
 
 def _has_member(module: nn.Module, text: str) -> bool:

@@ -143,8 +143,8 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
         case ["variant", str(name), int(index), value]:
             return Variant(name, index, inner(value))
         case ["map" | "struct" as kind, dict(fields)]:
-            made = {str(key): inner(value) for key, value in fields.items()}
-            return Map(made) if kind == "map" else made
+            entries = {str(key): inner(value) for key, value in fields.items()}
+            return Map(entries) if kind == "map" else entries
         case ["list" | "tuple" as kind, list(values)]:
             return [inner(value) for value in values] if kind == "list" else tuple(map(inner, values))
     raise _invalid(stored, source)

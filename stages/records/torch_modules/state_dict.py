@@ -1,7 +1,11 @@
-"""Loading of a record into a module, with a report of every name that does not fit."""
+"""Loading of a record, or of a selection of its tensors, into a module.
 
+Every name that does not fit is reported.
+"""
+
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,11 +13,79 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.dotted_names import flatten, unflatten
-from stages.records.record_tree import RawTensor, Tree, iter_leaves, strip_type_hints
-from stages.records.selection import ALL_TENSORS, Selection
+from stages.records.record_tree import FLOATS, RawTensor, Tree, fields_of, iter_leaves, strip_type_hints
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
+
+MAX_LISTED_SELECTED = 3
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tensors of a file to load; by default all of them under their own names.
+
+    >>> chosen = Selection(prefix="module.", rename=(("^fc", "head"),), skip=("^aux",))
+    >>> chosen.rename_names(["module.fc.bias", "module.aux.bias", "epoch"], "weights.pt")
+    {'head.bias': 'module.fc.bias'}
+    """
+
+    prefix: str = ""
+    """Load only names that begin with this text, and remove it from them."""
+    rename: tuple[tuple[str, str], ...] = ()
+    """Regular expressions and their replacements, applied in order with `re.sub`, after the prefix."""
+    only: tuple[str, ...] = ()
+    """Regular expressions; load only the renamed names in which one is found. Empty: all names."""
+    skip: tuple[str, ...] = ()
+    """Regular expressions; do not load the renamed names in which one is found."""
+
+    def includes(self, name: str) -> bool:
+        """Return True if `only` and `skip` permit the renamed *name*."""
+        wanted = not self.only or any(re.search(pattern, name) for pattern in self.only)
+        return wanted and not any(re.search(pattern, name) for pattern in self.skip)
+
+    def rename_names(self, names: Collection[str], source: str) -> dict[str, str]:
+        """Return the selected *names* of the file *source*, by their names in the model.
+
+        Raises `RecordError` if two names become the same, or if no name begins with the prefix.
+        """
+        selected: dict[str, str] = {}
+        for name in names:
+            renamed = self._rename(name.removeprefix(self.prefix), source)
+            if not name.startswith(self.prefix) or not self.includes(renamed):
+                continue
+            if renamed in selected:
+                raise RecordError(
+                    f"{source}: {selected[renamed]!r} and {name!r} are both renamed to {renamed!r}. "
+                    "Correct the patterns in rename"
+                )
+            selected[renamed] = name
+        if not any(name.startswith(self.prefix) for name in names):
+            raise RecordError(
+                f"{source}: no name begins with the prefix {self.prefix!r}; found {_list_first(names)}. "
+                "Correct prefix"
+            )
+        return selected
+
+    def _rename(self, name: str, source: str) -> str:
+        for pattern, replacement in self.rename:
+            try:
+                name = re.sub(pattern, replacement, name)
+            except (re.error, IndexError) as error:
+                raise RecordError(
+                    f"{source}: cannot rename {name!r} with {pattern!r} to {replacement!r}: {error}"
+                ) from error
+        return name
+
+
+ALL_TENSORS = Selection()
+"""Every tensor under its own name."""
+
+
+def _list_first(names: Collection[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED_SELECTED} more" if len(names) > MAX_LISTED_SELECTED else ""
+    return (", ".join(map(repr, list(names)[:MAX_LISTED_SELECTED])) or "none") + more
+
 
 Layout = Literal["burn", "torch"]
 """The framework whose names and axes a tree has."""
@@ -78,18 +150,18 @@ def load_into(
         RecordError: If *strict* and a tensor does not fit, or if the layout is ambiguous; *module* is then
             unchanged.
     """
-    own = module.state_dict()
+    current = module.state_dict()
     tree = skeleton_of(module)
     item, skipped = _select(to_raw_tree(item), selection, source)
-    layout = layout or _layout(item, tree, own, source)
-    read = _read(item, tree, source, own) if layout == "burn" else _read_names(item, tree, own)
+    layout = layout or _layout(item, tree, current, source)
+    read = _read(item, tree, source, current) if layout == "burn" else _read_names(item, tree, current)
     read.missing = [name for name in read.missing if selection.includes(name)]
     read.skipped = skipped
     if strict and not read.fits:
         raise RecordError(_complaint(read, module, source))
-    target: OrderedDict[str, Any] = OrderedDict({**own, **read.state})
-    if hasattr(own, "_metadata"):
-        target._metadata = own._metadata  # type: ignore[attr-defined]  # noqa: SLF001  versions of torch's own modules
+    target: OrderedDict[str, Any] = OrderedDict({**current, **read.state})
+    if hasattr(current, "_metadata"):
+        target._metadata = current._metadata  # type: ignore[attr-defined]  # noqa: SLF001  versions of torch's own modules
     module.load_state_dict(target)
     return read
 
@@ -108,11 +180,11 @@ def _select(item: Tree, selection: Selection, source: str) -> tuple[Tree, list[s
 class _Reading:
     """A walk along a skeleton that collects the tensors of a record by their names in PyTorch."""
 
-    def __init__(self, own: Mapping[str, Any]) -> None:
+    def __init__(self, current: Mapping[str, Any]) -> None:
         self.parts: dict[str, list[tuple[Slot, RawTensor]]] = {}
         self.incomplete: set[str] = set()
         self.report = LoadResult()
-        self._own = own
+        self._own = current
 
     def walk(self, node: Tree, frame: Tree, path: str) -> None:
         """Collect the tensors of *node*, which is at the position of *frame* in the skeleton."""
@@ -132,29 +204,31 @@ class _Reading:
             self._surplus(node, path)
 
     def _fill(self, node: Tree, slot: Slot, path: str) -> None:
-        found = _tensor_in(node)
-        if found is None:
+        tensor = _tensor_in(node)
+        if tensor is None:
             self.report.missing.append(path)
             self.incomplete.add(slot.name)
             self._surplus(node, path)
             return
-        wrong = _mismatch(slot, found, self._own.get(slot.name))
+        wrong = _mismatch(slot, tensor, self._own.get(slot.name))
         if wrong:
             self.report.mismatched.append(f"{path} {wrong}")
             self.incomplete.add(slot.name)
             return
-        self.parts.setdefault(slot.name, []).append((slot, found))
+        self.parts.setdefault(slot.name, []).append((slot, tensor))
 
     def _check(self, node: Tree, constant: Constant, path: str) -> None:
         """Report a tensor in the place of *constant* if its content differs; it may be missing."""
-        found = _tensor_in(node)
-        if found is None:
+        tensor = _tensor_in(node)
+        if tensor is None:
             self._surplus(node, path)
             return
-        if found.shape != constant.shape:
+        if tensor.shape != constant.shape:
             expected = list(constant.shape)
-            self.report.mismatched.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
-        elif not bool((from_raw(found) == constant.value).all()):
+            self.report.mismatched.append(
+                f"{path} is {tensor.dtype} {list(tensor.shape)}, expected {expected}"
+            )
+        elif not bool((from_raw(tensor) == constant.value).all()):
             self.report.unexpected.append(path)
 
     def _surplus(self, node: Tree, path: str) -> None:
@@ -163,8 +237,8 @@ class _Reading:
                 self.report.unexpected.append(name.removesuffix(".param"))
 
 
-def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> LoadResult:
-    reading = _Reading(own)
+def _read(item: Tree, skeleton: Tree, source: str, current: Mapping[str, Any]) -> LoadResult:
+    reading = _Reading(current)
     reading.walk(to_raw_tree(item), strip_type_hints(skeleton), "")
     for name, parts in reading.parts.items():
         if name in reading.incomplete:
@@ -176,72 +250,73 @@ def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Lo
     return reading.report
 
 
-def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResult:
+def _read_names(item: Tree, skeleton: Tree, current: Mapping[str, Any]) -> LoadResult:
     """Read *item* as tensors under PyTorch's names; of tied tensors, one name suffices."""
     report = LoadResult()
-    found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
-    twins = _twins(own)
+    tensors = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
+    twins = _twins(current)
     for name in {slot.name: None for _, slot in slots(skeleton)}:
-        if name not in found and not any(twin in found for twin in twins.get(name, ())):
+        if name not in tensors and not any(twin in tensors for twin in twins.get(name, ())):
             report.missing.append(name)
-    for name, raw in found.items():
-        if not isinstance(own.get(name), Tensor):
+    for name, raw in tensors.items():
+        if not isinstance(current.get(name), Tensor):
             report.unexpected.append(name)
             continue
-        wrong = _mismatch(_whole(name), raw, own[name])
+        wrong = _mismatch(_whole(name), raw, current[name])
         if wrong:
             report.mismatched.append(f"{name} {wrong}")
         else:
             report.state[name] = from_raw(raw)
     for name in list(report.state):
-        report.state.update({twin: report.state[name] for twin in twins.get(name, ()) if twin not in found})
+        report.state.update({twin: report.state[name] for twin in twins.get(name, ()) if twin not in tensors})
     return report
 
 
-def _twins(own: Mapping[str, Any]) -> dict[str, list[str]]:
+def _twins(current: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the other names of each tensor that has several, for example of tied weights."""
     places: dict[tuple[Any, ...], list[str]] = {}
-    for name, entry in own.items():
+    for name, entry in current.items():
         if isinstance(entry, Tensor) and entry.numel():
             places.setdefault((entry.data_ptr(), entry.shape, entry.stride()), []).append(name)
     return {name: [twin for twin in names if twin != name] for names in places.values() for name in names}
 
 
-def _mismatch(slot: Slot, found: RawTensor, own: Tensor | None) -> str | None:
-    """Return what *found* is and what is expected; None if it fits."""
-    shape = list(found.shape)
-    if own is not None:
-        expected = list(view_slot(slot, own).shape)
-        if shape != expected or _kind(found.dtype) != _kind(DTYPE_NAMES.get(own.dtype, str(own.dtype))):
-            return f"is {found.dtype} {shape}, expected {DTYPE_NAMES.get(own.dtype, own.dtype)} {expected}"
+def _mismatch(slot: Slot, tensor: RawTensor, current: Tensor | None) -> str | None:
+    """Return what *tensor* is and what is expected; None if it fits."""
+    shape = list(tensor.shape)
+    if current is not None:
+        expected = list(view_slot(slot, current).shape)
+        dtype = DTYPE_NAMES.get(current.dtype, str(current.dtype))
+        if shape != expected or _kind(tensor.dtype) != _kind(dtype):
+            return f"is {tensor.dtype} {shape}, expected {dtype} {expected}"
         return None
     if slot.transposed and len(shape) != 2:
-        return f"is {found.dtype} {shape}, expected a matrix"
+        return f"is {tensor.dtype} {shape}, expected a matrix"
     rows = None if slot.start is None or slot.stop is None else slot.stop - slot.start
     axis = int(slot.transposed)
     if rows is not None and (len(shape) <= axis or shape[axis] != rows):
-        return f"is {found.dtype} {shape}, expected {rows} on axis {axis}"
+        return f"is {tensor.dtype} {shape}, expected {rows} on axis {axis}"
     return None
 
 
 def _kind(dtype: str) -> str:
-    if dtype in {"F64", "F32", "Flex32", "F16", "BF16"}:
+    if dtype in FLOATS:
         return "float"
     return "bool" if dtype == "Bool" else "int"
 
 
-def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layout:
+def _layout(item: Tree, tree: Tree, current: Mapping[str, Any], source: str) -> Layout:
     """Return whose names *item* has: those of a Burn record, or PyTorch's."""
-    found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
+    tensors = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     ours = dict(slots(tree))
-    scores = [(len(found.keys() & own.keys()), len(found.keys() & ours.keys()))]
-    torchs = sum(_fits(_whole(name), raw, own) for name, raw in found.items())
-    burns = sum(_fits(ours[name], raw, own) for name, raw in found.items() if name in ours)
+    scores = [(len(tensors.keys() & current.keys()), len(tensors.keys() & ours.keys()))]
+    torchs = sum(_fits(_whole(name), raw, current) for name, raw in tensors.items())
+    burns = sum(_fits(ours[name], raw, current) for name, raw in tensors.items() if name in ours)
     scores.append((torchs, burns))
     for score, other in scores:
         if score != other:
             return "torch" if score > other else "burn"
-    turned = [name for name in found if name in ours and ours[name].transposed]
+    turned = [name for name in tensors if name in ours and ours[name].transposed]
     if turned and torchs:
         raise RecordError(
             f"{source} could have Burn's axes or PyTorch's: {_join_names(turned)} fit both. "
@@ -250,8 +325,8 @@ def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layo
     return "torch" if torchs else "burn"
 
 
-def _fits(slot: Slot, found: RawTensor, own: Mapping[str, Any]) -> bool:
-    return isinstance(own.get(slot.name), Tensor) and _mismatch(slot, found, own[slot.name]) is None
+def _fits(slot: Slot, tensor: RawTensor, current: Mapping[str, Any]) -> bool:
+    return isinstance(current.get(slot.name), Tensor) and _mismatch(slot, tensor, current[slot.name]) is None
 
 
 def _tensor_in(node: Tree) -> RawTensor | None:
@@ -268,9 +343,7 @@ def _whole(name: str) -> Slot:
 
 def _fields(node: Tree) -> dict[str, Tree]:
     """Return the fields of a struct, or the elements of an array by their index."""
-    if isinstance(node, dict):
-        return node
-    return {str(key): value for key, value in enumerate(node)} if isinstance(node, list) else {}
+    return dict(fields_of(node)) if isinstance(node, dict | list) else {}
 
 
 def _join(path: str, key: str) -> str:

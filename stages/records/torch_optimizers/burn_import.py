@@ -11,17 +11,20 @@ from stages.records.record_tree import Tree, iter_leaves
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_optimizers.burn_state import STEP, form_of, read_state
-from stages.records.torch_optimizers.lbfgs import read_lbfgs
-from stages.records.torch_optimizers.muon import is_muon, read_muon
-from stages.records.torch_optimizers.torch_state import (
+from stages.records.torch_optimizers.burn_state import (
+    STEP,
     assign,
+    form_of,
+    is_muon,
     members,
     new_step,
     options_of,
+    read_muon,
+    read_state,
     slots_by_parameter,
     to_entry,
 )
+from stages.records.torch_optimizers.lbfgs import read_lbfgs
 
 
 def load_burn_optimizer(
@@ -64,17 +67,17 @@ def load_burn_optimizer(
     paths = {slot.id: path for path, slot in slots(tree)}
     states, without = [], []
     for group, parameter in members(optimizer):
-        own = places.get(id(parameter), ())
-        found = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own]
-        if not found or any(node is None for _, node in found):
-            without += [paths[slot.id] for slot, node in found if node is None]
+        own_slots = places.get(id(parameter), ())
+        nodes = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
+        if not nodes or any(node is None for _, node in nodes):
+            without += [paths[slot.id] for slot, node in nodes if node is None]
             states.append(dict(optimizer.state.get(parameter, {})))
             continue
         if form is None:
-            states.append(read_muon(group, parameter, found, source))
+            states.append(read_muon(group, parameter, nodes, source))
             continue
         new = _initial_state(optimizer, group, parameter)
-        saved = read_state(form, found, parameter, source)
+        saved = read_state(form, nodes, parameter, source)
         saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
         states.append({**new, **saved})
     assign(optimizer, [options_of(group) for group in optimizer.param_groups], states)
@@ -105,9 +108,9 @@ def _initial_state(
 
 def _ids(model_item: Tree) -> dict[str, str]:
     """Return the id of the parameter at each path of a model's record."""
-    found = iter_leaves(to_raw_tree(model_item))
+    leaves = iter_leaves(to_raw_tree(model_item))
     return {
         path.removesuffix(".id"): leaf
-        for path, leaf in found
+        for path, leaf in leaves
         if path.endswith(".id") and isinstance(leaf, str)
     }

@@ -1,20 +1,26 @@
-"""The state of one parameter in Burn's optimizers, and its counterpart in PyTorch's.
+"""The state of a torch optimizer's parameters, and its counterpart in Burn's optimizers.
 
 A *form* is Burn's state with the name of PyTorch's entry in the place of each value; its ``step`` is a
 number.
+
+Muon has no form: Burn's velocity is a sum of gradients (its default, without dampening), and PyTorch's buffer
+is their moving average, so the velocity is the buffer divided by 1 - momentum. Its record does not restore
+the buffer bit for bit, so the supplement holds the complete state.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import Map, RawTensor, Some, Tree, Variant
 from stages.records.tensors import DTYPE_NAMES, join_slots, lazy_tensor, to_raw, view_slot
-from stages.records.torch_modules.skeleton import Slot
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import Slot, slots
 
 STEP = "step"
 AVERAGE = "avg"
@@ -65,7 +71,7 @@ def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]
         if isinstance(counter, Tensor) and counter.numel() == 1 and not counter.is_complex():
             by_kind[counter.device, counter.dtype].append(parameter)
     for parameters in by_kind.values():
-        values = torch.stack([counters[each].detach().reshape(()) for each in parameters]).tolist()
+        values = torch.stack([counters[parameter].detach().reshape(()) for parameter in parameters]).tolist()
         numbers.update(zip(parameters, values, strict=True))
     return {key: int(count) for key, count in numbers.items() if count >= 0 and float(count).is_integer()}
 
@@ -85,15 +91,15 @@ def record_state(
             return steps
         if key == AVERAGE:
             used = tuple(entries[name] for name in ("square_avg", "grad_avg") if name in entries)
-            return lazy_tensor(lambda *each: view_slot(slot, _average(*each)), used, tuple(shape))
+            return lazy_tensor(lambda *moments: view_slot(slot, _average(*moments)), used, tuple(shape))
         return to_raw(view_slot(slot, entries[key]))
 
     names = {*entries} if steps is None else {*entries, STEP}
     names |= {AVERAGE} if "square_avg" in entries else set()
-    made = _build_record(form, leaf, names)
-    if made is None or not any(key in entries for key in keys(form)):
+    record = _build_record(form, leaf, names)
+    if record is None or not any(key in entries for key in keys(form)):
         return None
-    return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), made))
+    return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), record))
 
 
 def exact_entries(
@@ -151,9 +157,9 @@ def _build_record(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> T
     if isinstance(form, Some):
         inner = _build_record(form.value, leaf, names)
         return None if inner is None else Some(inner)
-    made = {key: _build_record(inner, leaf, names) for key, inner in form.items()}
-    lacking = any(made[key] is None and not isinstance(inner, Some) for key, inner in form.items())
-    return None if lacking else made
+    fields = {key: _build_record(inner, leaf, names) for key, inner in form.items()}
+    lacking = any(fields[key] is None and not isinstance(inner, Some) for key, inner in form.items())
+    return None if lacking else fields
 
 
 def _read(form: Tree, node: Tree, source: str) -> dict[str, Any]:
@@ -189,11 +195,11 @@ def _state(node: Tree, slot: Slot, source: str) -> Tree:
     return node
 
 
-def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, source: str) -> RawTensor:
+def _check_shape(tensor: RawTensor, slot: Slot, parameter: Tensor, source: str) -> RawTensor:
     expected = tuple(view_slot(slot, parameter).shape)
-    if found.shape != expected:
-        raise RecordError(f"{source}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
-    return found
+    if tensor.shape != expected:
+        raise RecordError(f"{source}, {slot.id}: found shape {list(tensor.shape)}, expected {list(expected)}")
+    return tensor
 
 
 def _is_like(entry: Any, parameter: Tensor) -> bool:
@@ -206,3 +212,120 @@ def _average(square: Tensor, mean: Tensor | None = None) -> Tensor:
 
 def _describe(node: Tree) -> str:
     return f"fields {', '.join(map(str, node))}" if isinstance(node, dict) else type(node).__name__
+
+
+Options = dict[str, Any]
+"""The options of a parameter group: learning rate, betas and so on."""
+
+
+def slots_by_parameter(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
+    """Return the slots of each parameter, by the ``id`` of its tensor."""
+    by_name: dict[str, list[Slot]] = {}
+    for _, slot in slots(skeleton_of(module) if skeleton is None else skeleton):
+        by_name.setdefault(slot.name, []).append(slot)
+    places: dict[int, list[Slot]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).extend(by_name.get(name, ()))
+    return places
+
+
+def members(
+    optimizer: torch.optim.Optimizer, groups: list[Options] | None = None
+) -> Iterator[tuple[Options, Tensor]]:
+    """Yield each parameter with the options of its group, from *groups* if that is not None."""
+    for place, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield (groups[place] if groups else group), parameter
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Return an iterator over the parameters, in the order of the ``state_dict``."""
+    return (parameter for _, parameter in members(optimizer))
+
+
+def options_of(group: Mapping[str, Any]) -> Options:
+    """Return the entries of *group* other than its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def step_kind(group: Mapping[str, Any], parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and the device of the counter of a new torch optimizer."""
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
+    device = parameter.device if on_device else torch.device("cpu")
+    return torch.float64 if wide else torch.float32, device
+
+
+def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tensor:
+    """Return the counter of a new torch optimizer, with *value*."""
+    dtype, device = step_kind(group, parameter)
+    return torch.full((), float(value), dtype=dtype, device=device)  # no copy to the device
+
+
+def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
+    """Return a copy of *entry* with the device, dtype and strides with which an optimizer keeps it."""
+    if key == STEP and isinstance(entry, int):
+        return new_step(entry, group, parameter)
+    if not isinstance(entry, Tensor):
+        return entry
+    device = step_kind(group, parameter)[1] if key == STEP else parameter.device
+    if entry.shape == parameter.shape:  # with the parameter's strides, as torch creates it
+        return torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False).copy_(entry)
+    return entry.detach().to(device, copy=True)
+
+
+def assign(optimizer: torch.optim.Optimizer, groups: list[Options], states: list[dict[str, Any]]) -> None:
+    """Set the options of *optimizer* to *groups*, and the state of each parameter to one of *states*."""
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update(options)
+    for (_, parameter), state in zip(members(optimizer), states, strict=True):
+        optimizer.state.pop(parameter, None)
+        if state:
+            optimizer.state[parameter] = state
+
+
+BUFFER = "momentum_buffer"
+MUON = {"momentum": {"velocity": BUFFER}}
+"""Burn's ``MuonState``, with PyTorch's entry for a velocity, which is scaled."""
+
+
+def is_muon(group: Mapping[str, Any]) -> bool:
+    """Return whether *group* holds the options of a Muon."""
+    return "ns_coefficients" in group and "momentum" in group
+
+
+def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> Tree:
+    """Return Burn's record of the matrices that Muon trains; None if *optimizer* has no group for Muon.
+
+    Burn's Muon trains matrices only, so the parameters that AdamW trains have no entry.
+    """
+    if not any(is_muon(group) for group in optimizer.param_groups):
+        return None
+    places = slots_by_parameter(module, skeleton)
+    record = Map()
+    for group, parameter in members(optimizer):
+        buffer = optimizer.state.get(parameter, {}).get(BUFFER)
+        if not is_muon(group) or buffer is None:
+            continue
+        for slot in places.get(id(parameter), ()):
+            scaled = partial(_velocity, slot, 1 - group["momentum"])
+            velocity = lazy_tensor(scaled, (buffer,), tuple(view_slot(slot, parameter).shape))
+            state = {"momentum": {"velocity": velocity}}
+            record[slot.id] = Variant("V1", 0, Variant("Rank2", 2, state))
+    return record
+
+
+def read_muon(
+    group: Mapping[str, Any], parameter: Tensor, nodes: list[tuple[Slot, Tree]], source: str
+) -> dict[str, Any]:
+    """Return PyTorch's state of *parameter* from Burn's states *nodes* of its slots.
+
+    Raises:
+        RecordError: If a state has another structure or shape. The message starts with *source*.
+    """
+    buffer = read_state(MUON, nodes, parameter, source)[BUFFER]
+    return {BUFFER: buffer.mul_(1 - group["momentum"])}
+
+
+def _velocity(slot: Slot, scale: float, buffer: Tensor) -> Tensor:
+    return view_slot(slot, buffer) / scale

@@ -16,7 +16,7 @@ from stages.records.record_tree import RawTensor, Some, Tree
 from stages.records.tensors import from_raw, lazy_tensor, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
-from stages.records.torch_optimizers.torch_state import parameters_of
+from stages.records.torch_optimizers.burn_state import parameters_of
 
 FIRST_STEP_SIZE = 1.0
 """``t`` of Burn's ``LBFGSState`` before the first step."""

@@ -12,23 +12,21 @@ from stages.records.record_tree import Map, Tree, map_leaves
 from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_optimizers.burn_state import (
+    assign,
     count_steps,
     exact_entries,
     form_of,
-    read_state,
-    record_state,
-)
-from stages.records.torch_optimizers.lbfgs import lbfgs_record
-from stages.records.torch_optimizers.muon import muon_record
-from stages.records.torch_optimizers.torch_state import (
-    assign,
     members,
+    muon_record,
     options_of,
     parameters_of,
+    read_state,
+    record_state,
     slots_by_parameter,
     step_kind,
     to_entry,
 )
+from stages.records.torch_optimizers.lbfgs import lbfgs_record
 
 _OPAQUE = object()
 """A value that `torch.optim.Optimizer.load_state_dict` does not copy."""
@@ -78,7 +76,7 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         return {"optimizer": name, "state_dict": _encode_state_dict(optimizer)}
     places, steps = slots_by_parameter(module, None), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
-    held: dict[str, list[str]] = {}
+    exact_names: dict[str, list[str]] = {}
     for index, (group, parameter) in enumerate(members(optimizer)):
         entries = optimizer.state.get(parameter, {})
         names: set[str] = set()
@@ -86,15 +84,22 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         if slots and record_state(form, entries, parameter, slots[0], steps=count) is not None:
             step = None if count is None else step_kind(group, parameter)
             names = exact_entries(form, entries, parameter, step=step)
-        held[str(index)] = sorted(names)
-        left = {key: entry for key, entry in entries.items() if key not in names}
-        if left:
-            state[str(index)] = _encode_entries(optimizer, left)
+        exact_names[str(index)] = sorted(names)
+        inexact = {key: entry for key, entry in entries.items() if key not in names}
+        if inexact:
+            state[str(index)] = _encode_entries(optimizer, inexact)
     groups = _encode_options(optimizer, [options_of(group) for group in optimizer.param_groups])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     shared = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
     extra = {"shared": encode_state(shared, f"the state of the {name}")} if shared else {}
-    return {"optimizer": name, "param_groups": groups, "sizes": sizes, "held": held, "state": state, **extra}
+    return {
+        "optimizer": name,
+        "param_groups": groups,
+        "sizes": sizes,
+        "held": exact_names,
+        "state": state,
+        **extra,
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item: Tree, rest: Tree) -> None:
@@ -122,8 +127,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
     states = []
     for index, (group, parameter) in enumerate(members(optimizer, groups)):
         names = rest["held"].get(str(index), [])
-        found = [(slot, entries.get(slot.id)) for slot in places.get(id(parameter), ())]
-        state = read_state(form, found, parameter, "the optimizer's record") if names else {}
+        nodes = [(slot, entries.get(slot.id)) for slot in places.get(id(parameter), ())]
+        state = read_state(form, nodes, parameter, "the optimizer's record") if names else {}
         lacking = [name for name in names if name not in state]
         if lacking:
             raise RecordError(
@@ -131,8 +136,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
                 "checkpoint"
             )
         state = {name: to_entry(state[name], name, group, parameter) for name in names}
-        left = rest["state"].get(str(index), {})
-        states.append({**state, **{key: _decode_entry(left[key], key, group, parameter) for key in left}})
+        inexact = rest["state"].get(str(index), {})
+        states.append(
+            {**state, **{key: _decode_entry(inexact[key], key, group, parameter) for key in inexact}}
+        )
     assign(optimizer, groups, states)
     optimizer.state.update(decode_state(rest.get("shared", {})))
 
@@ -171,12 +178,12 @@ def _encode_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[s
     return [
         encode_state(
             {
-                key: list(each[key]) if key in tuples and type(each[key]) is tuple else each[key]
-                for key in each
+                key: list(group[key]) if key in tuples and type(group[key]) is tuple else group[key]
+                for key in group
             },
             name,
         )
-        for each in groups
+        for group in groups
     ]
 
 
@@ -207,14 +214,14 @@ def _load_state_dict(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
     torch casts tensors to the dtype of their parameter, and copies containers inexactly, for example a deque
     without its length, so these values are set afterwards.
     """
-    rest = {key: decode_state(each) for key, each in saved.items() if key not in ("state", "param_groups")}
+    rest = {key: decode_state(value) for key, value in saved.items() if key not in ("state", "param_groups")}
     groups = saved.get("param_groups", [])
     groups = [_merge_options(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
-    state = {int(key) if key.isdigit() else key: each for key, each in saved.get("state", {}).items()}
+    state = {int(key) if key.isdigit() else key: entries for key, entries in saved.get("state", {}).items()}
     is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
     loaded = {
-        key: _wrap_containers(each) if is_plain and type(key) is int else decode_state(each)
-        for key, each in state.items()
+        key: _wrap_containers(entries) if is_plain and type(key) is int else decode_state(entries)
+        for key, entries in state.items()
     }
     try:
         optimizer.load_state_dict({**rest, "state": loaded, "param_groups": groups})
@@ -228,7 +235,7 @@ def _wrap_containers(entries: Tree) -> Any:
     """Return the entries of a parameter without those that torch would copy."""
     if not isinstance(entries, dict):
         return decode_state(entries)
-    return {key: _OPAQUE if isinstance(each, dict | list | str) else each for key, each in entries.items()}
+    return {key: _OPAQUE if isinstance(entry, dict | list | str) else entry for key, entry in entries.items()}
 
 
 def _restore_entries(loaded: Any, saved: Tree, group: Mapping[str, Any], parameter: Tensor) -> None:

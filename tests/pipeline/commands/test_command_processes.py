@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from long_tests import long
 from templates import finished_template
 
 USER_MODEL = """
@@ -53,6 +54,8 @@ CASES = [
     Case("evaluate --source digits", r".*\| Test \(digits\) +\| Accuracy .*"),
     Case("lr-find --steps 20", ".*suggested learning rate: .*"),
 ]
+LONG = ("summary", "data", "evaluate", "lr-find")
+"""Commands that `test_cli.py` and `test_data.py` run in a fork, as they import torch, which takes seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,11 @@ def project(finished_project):
     path.write_text(before)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.command)
+@pytest.mark.parametrize(
+    "case",
+    [long(case) if case.command.startswith(LONG) else case for case in CASES],
+    ids=lambda case: case.command,
+)
 def test_process_of_a_command(case, project):
     project.edit("params.yaml", *case.edit)
     options = ["-X", "importtime"] if case.not_loaded else []

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from stages.contracts.errors import StageError
-from stages.records.burn_metadata import build_metadata
 from stages.records.formats import FORMATS, read, write
 from stages.records.limits import LEAST_LIMIT
+from stages.records.named_records import build_metadata
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import RawTensor, Record
 

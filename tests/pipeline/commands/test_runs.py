@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from pipeline.commands.runs import describe_runs, runs_root
-from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.events import Progress
 from stages.records import FullPrecision, NamedMpkGzFileRecorder
-from stages.runs import HeartbeatRenderer, open_store
+from stages.runs import Checkpoint, FileCheckpointer, HeartbeatRenderer, open_store
 
 ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
 

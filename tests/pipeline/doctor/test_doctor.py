@@ -36,6 +36,7 @@ def silent_port():
         yield listening.getsockname()[1]
 
 
+@pytest.mark.long  # the checks of this file and of engine/test_patches.py, each alone
 def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "state").mkdir(mode=0o700)

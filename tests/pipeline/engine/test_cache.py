@@ -98,9 +98,8 @@ def test_stages_that_run_again_replace_damaged_files_and_run_cache_entries(finis
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
-def test_damaged_files_are_found_and_removed_and_repro_recomputes_them(finished, monkeypatch):
+def test_damaged_files_are_found_and_removed(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
-    before = finished.files(*OUTPUTS, ".dvc/cache")
     damaged = damage_everywhere(finished)
 
     found = list(check_cache())
@@ -112,9 +111,6 @@ def test_damaged_files_are_found_and_removed_and_repro_recomputes_them(finished,
     assert [path for path in damaged if path.exists()] == []
     [intact] = check_cache()
     assert intact.message.endswith("is intact")
-    remove_outputs(finished)
-    finished.dvc("repro").ok()
-    assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine.signals import TERMINATION_SIGNALS, SignalReceived, defer_signals, end_on_signal
 from stages.contracts.errors import RunInterruptedError
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 
 
 class TimedOutError(Exception):

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+from long_tests import long
 
 from stages.load_data import VERSION
 
@@ -100,7 +101,7 @@ def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
     editing.dvc("repro", "build-learner", EDIT=edit).ok()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [long("process of the stage"), "process of the run"])
 def test_sources_with_a_time_in_the_future_are_accepted(command, with_own_code):
     """Such times occur in files from another machine, or after the clock was set back."""
     for path in (with_own_code.folder / "stages").rglob("*.py"):

@@ -19,7 +19,7 @@ def draw(folder):
 
 
 def test_images_in_files_train_with_the_lines_that_check_prints(project):
-    """A changed image reruns load-data and fit; raw data is not in the key of the run, but code is."""
+    """A changed image makes load-data and fit stale; raw data is not in the key of the run, but code is."""
     draw(project.folder / "raw")
     project.edit("params.yaml", SOURCE, INDEX)
     checked = project.call("check")
@@ -38,11 +38,11 @@ def test_images_in_files_train_with_the_lines_that_check_prints(project):
     project.dvc("repro").ok()
     (project.folder / "raw/ant/3.png").write_bytes((project.folder / "raw/ant/4.png").read_bytes())
     project.dvc("add", "raw").ok()
-    again = project.dvc("repro").ok()
+    changed = json.loads(project.dvc("status", "--json").ok())
 
     assert re.findall(r"rerun (\S+); add to its deps:\n      - raw", checked.out) == ["load-data", "fit"]
     assert project.call("check").code == 0
-    assert re.findall("Running stage '(.*)'", again) == ["load-data", "build-learner", "fit", "save-model"]
+    assert {"load-data", "fit"} <= changed.keys()
     keys = [json.loads(path.read_text()) for path in (project.folder / ".runs").glob("*/key.json")]
     code = [name for key in keys for name in key["code"]]
     assert not [name for name in code if name.startswith("raw")]

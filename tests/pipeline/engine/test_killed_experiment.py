@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+from long_tests import cases
 from waiting import wait_until
 
 from pipeline.doctor.checkout import BACKUP, check_checkout, find_git_processes
@@ -62,6 +63,7 @@ WITH_EDITS = [
     "overrides written",
 ]
 CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged", "queued", "copied"]
+SHORT = ["user's changes stashed", "user's changes applied", "arguments staged", "queued"]
 
 
 def kill_experiment(project, moment):
@@ -89,7 +91,7 @@ def fix(project, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("moment", WITH_EDITS)
+@pytest.mark.parametrize("moment", cases({moment: [moment] for moment in WITH_EDITS}, SHORT))
 def test_changes_of_the_user_are_restored(project, monkeypatch, moment):
     project.edit("README.md", "DVC", "D V C")
     project.ok("git", "add", "README.md")
@@ -106,7 +108,7 @@ def test_changes_of_the_user_are_restored(project, monkeypatch, moment):
     assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
-@pytest.mark.parametrize("moment", CLEAN)
+@pytest.mark.parametrize("moment", cases({moment: [moment] for moment in CLEAN}, SHORT))
 def test_checkout_without_changes_is_restored(project, monkeypatch, moment):
     before = state(project)
     kill_experiment(project, moment)

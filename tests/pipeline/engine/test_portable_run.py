@@ -9,12 +9,14 @@ OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "M
 """Variables with which torch's libraries compute as on an older CPU."""
 
 
+@pytest.mark.long  # devices/test_portability.py compares the bits of a run on another CPU
 def test_run_on_another_cpu_leaves_the_same_lock(finished, project):
     assert project.call("run", **OTHER_CPU).code == 0
 
     assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
 
 
+@pytest.mark.long
 def test_run_that_is_not_portable_leaves_another_model_on_another_cpu(finished, project):
     project.edit("params.yaml", "portable: true", "portable: false")
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")

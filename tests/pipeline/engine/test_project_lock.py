@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from long_tests import long
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import _Holder, project_lock
@@ -197,10 +198,12 @@ def test_second_command_is_refused_with_the_holder_and_keeps_the_outputs(finishe
             assert "Traceback" not in refused.text
 
     assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
-    finished.call("run").ok()
+    finished.call("run", "load-data").ok()
 
 
-@pytest.mark.parametrize("command", [["repro", "--single-item", "fit"], ["repro"], ["exp", "run"]])
+@pytest.mark.parametrize(
+    "command", [["repro", "--single-item", "fit"], long(["repro"]), long(["exp", "run"])], ids=" ".join
+)
 def test_waiting_run_edits_params_after_dvc_has_recorded_its_last_stage(finished, monkeypatch, command):
     monkeypatch.chdir(finished.folder)
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")

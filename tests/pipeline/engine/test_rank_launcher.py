@@ -16,7 +16,7 @@ from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.rank_launcher import run_ranks
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.contracts.interrupter import Interrupter
+from stages.contracts.events import Interrupter
 
 ROOT = Path(__file__).parents[3]
 START = """
@@ -111,7 +111,7 @@ def start_launcher(*parts):
         from pipeline.engine.rank_launcher import run_ranks
         from pipeline.engine.signals import defer_signals, end_on_signal
         from pipeline.engine.error_reports import report_error
-        from stages.contracts.interrupter import Interrupter
+        from stages.contracts.events import Interrupter
         try:
             interrupter = Interrupter()
             with end_on_signal(), defer_signals(interrupter):
@@ -148,6 +148,7 @@ def test_arguments_of_a_rank_are_passed_unchanged():
     assert Path("arguments-0").read_text() == "$$ ${local_rank} $HOME"
 
 
+@pytest.mark.long
 def test_ranks_start_on_a_port_that_this_process_used_before():
     """Torch keeps the ports of closed stores. The network of this test has only such ports."""
     alone = ["unshare", "--map-root-user", "--net"]
@@ -157,7 +158,7 @@ def test_ranks_start_on_a_port_that_this_process_used_before():
         from pathlib import Path
         from torch.distributed import TCPStore
         from pipeline.engine.rank_launcher import run_ranks
-        from stages.contracts.interrupter import Interrupter
+        from stages.contracts.events import Interrupter
         for port in range(20000, 20016):
             TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
         Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20015")
@@ -277,6 +278,7 @@ def test_rank_that_reported_its_error_first_is_named_even_if_another_exits_first
     assert message.startswith("rank 1 (cuda:1): the cause")
 
 
+@pytest.mark.long  # the next test, without torch
 def test_rank_that_left_a_collective_is_named_and_not_the_one_that_lost_the_connection():
     message = failure(GLOO, "if rank == 1: os._exit(7)", "torch.distributed.all_reduce(total)")
 

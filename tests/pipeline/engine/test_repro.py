@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
+from long_tests import long
 
 ROOT = Path(__file__).parents[3]
 ALL_STAGES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
@@ -16,7 +17,7 @@ def parse_started_stages(text):
     return [line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")]
 
 
-@pytest.mark.long  # `make test` trains as many epochs in test_readme.py, without DVC
+@pytest.mark.long  # the test of the program of README in tests/test_pages.py trains fewer epochs, without DVC
 def test_fresh_clone_trains_the_digits_to_97_percent(project):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
     project.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.2")
@@ -63,10 +64,13 @@ def test_graph_orders_the_five_stages(finished):
     ("name", "old", "new", "stages"),
     [
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
-        ("params.yaml", "batch_size: 32", "batch_size: 512", ["create-artifact-dir", "fit", "save-model"]),
+        long(
+            *("params.yaml", "batch_size: 32", "batch_size: 512"),
+            ["create-artifact-dir", "fit", "save-model"],
+        ),
         ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
         ("stages/learner/loop.py", '"""The training loop.', '"""The training loop!', []),
-        ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
+        long("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
     ],
 )
 def test_edit_reruns_only_the_stages_that_depend_on_it(finished, name, old, new, stages):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from long_tests import long
 from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.reproduce import reproduce
@@ -212,9 +211,10 @@ def test_sharded_run_resumes_after_a_kill_of_a_rank(rank, built, project, start,
     assert project.files("dvc.lock", "artifacts") == uninterrupted.files("dvc.lock", "artifacts")
 
 
+@pytest.mark.long  # test_rank_launcher.py stops ranks that are short programs
 @pytest.mark.parametrize(
     ("target", "strategy"),
-    [("command", "fsdp"), long("rank 0", "ddp"), long("rank 1", "ddp"), long("rank 1", "fsdp")],
+    [("command", "fsdp"), ("rank 0", "ddp"), ("rank 1", "ddp"), ("rank 1", "fsdp")],
 )
 def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, strategy, project, start):
     use(project, "[cpu, cpu]", strategy)
@@ -233,6 +233,7 @@ def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, str
     wait_until(lambda: ranks_have_exited(project))
 
 
+@pytest.mark.long  # test_rank_launcher.py has errors of ranks that are short programs
 def test_error_in_a_rank_is_reported_once_with_its_device(project):
     Path(project.folder / "fail").touch()
 

@@ -223,7 +223,7 @@ PROGRAMS = {"process": (launch_process, LEARNER), "fork": (launch_fork, ("pipeli
 @pytest.mark.parametrize(
     ("stage", "phase", "name", "program"),
     [
-        ("fit", "import torch", "SIGTERM", "process"),
+        long("fit", "import torch", "SIGTERM", "process"),
         long("load-data", "import sklearn", "SIGINT", "process"),
         long("fit", "startup", "SIGHUP", "process"),
         ("fit", "training", "SIGTERM", "process"),
@@ -261,6 +261,7 @@ def test_second_sigint_ends_a_stage_at_once(start):
     assert running.wait()[0] == 130
 
 
+@pytest.mark.long  # test_deferred_signals.py
 def test_stage_ignores_a_signal_that_its_parent_process_ignores(holdable, start):
     command = f"trap '' HUP; exec {sys.executable} -m pipeline stage fit"
     running = start("sh", "-c", command, HOLD="training")
@@ -288,7 +289,7 @@ def test_interrupted_repro_keeps_the_previous_outputs_and_can_be_repeated(holdab
 @pytest.mark.parametrize(
     ("phase", "name", "shell"),
     [
-        ("import typer", "SIGKILL", "/bin/sh"),  # before the stage has read which process started it
+        long("import typer", "SIGKILL", "/bin/sh"),  # before the stage has read which process started it
         ("training", "SIGKILL", "/bin/sh"),
         long("training", "SIGTERM", "/bin/bash"),
     ],
@@ -314,6 +315,7 @@ def test_stage_exits_if_dvc_is_killed_and_dvc_repro_can_be_repeated_at_once(
     assert "fit" not in holdable.dvc("status", "fit").ok()
 
 
+@pytest.mark.long  # test_interrupted_flow_saves_before_prefect_records_its_state
 def test_interrupted_flow_keeps_the_previous_outputs_and_releases_the_locks_of_dvc(holdable, start):
     holdable.dvc("repro", "create-artifact-dir").ok()
     before = outputs(holdable)
@@ -345,7 +347,7 @@ def test_signal_is_deferred_while_dvc_writes_its_lockfile(holdable, start):
 @pytest.mark.parametrize(
     ("command", "truncated"),
     [
-        (REPRO, "dvc.lock"),
+        long(REPRO, "dvc.lock"),
         (("held", "pipeline", "run"), "rwlock"),
         long(REPRO, "rwlock"),
         long((*LEARNER, "run"), "dvc.lock"),

@@ -10,6 +10,7 @@ import prefect.flow_engine
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_servers import Api
+from templates import short
 from waiting import wait_until
 
 from pipeline.engine.lock import project_lock
@@ -33,7 +34,7 @@ class FailingOnce(ClassificationStep, nn.Sequential):
 
     def train_step(self, batch):
         self.steps += 1
-        if self.steps == 50 and not Path("failed").exists():
+        if self.steps == 20 and not Path("failed").exists():
             Path("failed").touch()
             raise RuntimeError("failed once")
         return super().train_step(batch)
@@ -75,9 +76,9 @@ def test_run_that_exceeds_its_timeout_names_the_interrupted_stage(workspace):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, checked_out, server):
+def runs(tmp_path_factory, home, server):
     """Return a project, and the final state and the id of a run that is retried and of an invalid run."""
-    project = checked_out(tmp_path_factory.mktemp("runs") / "project")
+    project = short(tmp_path_factory.mktemp("runs") / "project", home)
     (project.folder / "failing.py").write_text(MODEL)
     (project.folder / "run_twice.py").write_text(RUN_TWICE)
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "failing:FailingOnce"')
@@ -86,7 +87,7 @@ def runs(tmp_path_factory, checked_out, server):
 
 
 def test_failed_fit_is_retried_and_resumes(runs, server):
-    """The model fails at step 50, in the second of three epochs; params keep the overrides of the run."""
+    """The model fails at step 20, in the second of three epochs; params keep the overrides of the run."""
     project, (state, run), _ = runs
     api = Api(server)
 

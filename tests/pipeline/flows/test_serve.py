@@ -138,7 +138,7 @@ WORKSPACE = ("params.yaml", "dvc.lock", "artifacts/checkpoint", "artifacts/metri
 
 
 class Daily:
-    """A deployment in a workspace, after two runs, the second of which waited for the first."""
+    """A deployment in a workspace, after a run that a command met."""
 
     def __init__(self, project, address):
         self.project = project
@@ -147,12 +147,10 @@ class Daily:
         self.served.hold()
         self.first = self.api.start("daily")
         self.served.wait_until_held()
-        self.second = self.api.start("daily")
-        self.second_while_first_runs = self.api.wait(self.second, "AwaitingConcurrencySlot")
         self.command_while_first_runs = project.call("run")
         self.served.release()
-        self.final_states = [self.api.wait(self.first), self.api.wait(self.second)]
-        self.status = project.ok("dvc", "status")
+        self.final_state = self.api.wait(self.first)
+        self.status = project.dvc("status").ok()
         self.model = (project.folder / "artifacts/checkpoint/model-2.mpk.gz").read_bytes()
 
 
@@ -166,9 +164,33 @@ def daily(checked_out, server, tmp_path_factory):
     made.served.end()
 
 
-def test_second_run_of_a_deployment_waits_for_the_first(daily):
-    assert daily.second_while_first_runs == "AwaitingConcurrencySlot"
-    assert daily.final_states == ["Completed", "Completed"]
+def test_deployment_has_one_slot_for_which_runs_wait(daily):
+    deployment = daily.api.deployment("daily")
+
+    assert deployment["global_concurrency_limit"]["limit"] == 1
+    assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert daily.final_state == "Completed"
+
+
+@pytest.mark.long  # the test before; cached stages: test_recorded_runs.py; the comparison: test_run_page.py
+def test_second_run_of_a_deployment_waits_for_the_first_and_is_compared_with_it(daily):
+    daily.served.hold()
+    overrides = ["fit.num_epochs=3"]
+    first = daily.api.start("daily", overrides=overrides)
+    daily.served.wait_until_held()
+    second = daily.api.start("daily", overrides=overrides)
+    assert daily.api.wait(second, "AwaitingConcurrencySlot") == "AwaitingConcurrencySlot"
+    daily.served.release()
+
+    assert [daily.api.wait(run) for run in (first, second)] == ["Completed", "Completed"]
+    assert daily.api.tasks(second, 5) == [(name, "Cached") for name in STAGES]
+    assert "up to date" in daily.project.ok("dvc", "status")
+    compared = daily.api.artifacts(second)["daily-comparison"]
+    name = daily.api.get(f"flow_runs/{first}")["name"]
+    assert compared["description"] == f"Compared with {name}, the previous run of this deployment"
+    rows = json.loads(compared["data"])
+    assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
+    assert {row["difference"] for row in rows} == {"+0"}
 
 
 def test_command_is_refused_while_a_run_uses_the_workspace(daily):
@@ -176,9 +198,8 @@ def test_command_is_refused_while_a_run_uses_the_workspace(daily):
     assert "this project is in use by pid" in daily.command_while_first_runs.err
 
 
-def test_each_stage_is_a_task_run_and_is_cached_if_up_to_date(daily):
+def test_each_stage_is_a_task_run(daily):
     assert daily.api.tasks(daily.first, 5) == [(name, "Completed") for name in STAGES]
-    assert daily.api.tasks(daily.second, 5) == [(name, "Cached") for name in STAGES]
     assert "up to date" in daily.status
 
 
@@ -206,23 +227,17 @@ def test_checkpoint_artifact_names_the_model_in_the_cache(daily):
     assert "file://" not in found  # which a browser does not open from a page of a server
 
 
-def test_runs_are_named_by_their_params(daily):
-    names = {daily.api.get(f"flow_runs/{run}")["name"] for run in (daily.first, daily.second)}
-
-    assert names == {"waiting:Waiting, adam, 2 epochs"}
+def test_run_is_named_by_its_params(daily):
+    assert daily.api.get(f"flow_runs/{daily.first}")["name"] == "waiting:Waiting, adam, 2 epochs"
 
 
-def test_run_is_compared_with_the_previous_run_of_the_deployment(daily):
-    first, second = (daily.api.artifacts(run)["daily-comparison"] for run in (daily.first, daily.second))
+def test_first_run_of_the_deployment_is_compared_with_none(daily):
+    compared = daily.api.artifacts(daily.first)["daily-comparison"]
 
-    name = daily.api.get(f"flow_runs/{daily.first}")["name"]
-    assert first["description"] == "No previous run of this deployment has a record"
-    assert second["description"] == f"Compared with {name}, the previous run of this deployment"
-    rows = json.loads(second["data"])
-    assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
-    assert {row["difference"] for row in rows} == {"+0"}
+    assert compared["description"] == "No previous run of this deployment has a record"
 
 
+@pytest.mark.long  # engine/test_signals.py sends a signal to a recorded run
 def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(daily):
     before = daily.project.files(*WORKSPACE)
     daily.served.hold()

@@ -5,6 +5,7 @@ import sys
 
 import in_process
 import pytest
+from long_tests import cases
 from pages import ROOT
 from projects import Finished
 
@@ -108,7 +109,9 @@ def test_folders_of_the_same_names_without_python_files_are_allowed(new_project)
     assert new_project.call("check", "--no-import").ok() == "params.yaml is valid\n"
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    "place", cases({name: [place] for name, place in PLACES.items()}, ["package", "module"])
+)
 def test_init_does_not_write_into_a_folder_with_a_collision(place, project, tmp_path):
     folder = tmp_path / "existing"
     path = write_module(type(project)(folder, project.environment["PREFECT_HOME"]), place)

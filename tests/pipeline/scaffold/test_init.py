@@ -96,6 +96,7 @@ def installed_project(package, tmp_path):
     return new_project, new_project.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
 
+@pytest.mark.long  # the tests of `init` in this file, and test_templates.py, without an installation
 def test_installed_package_creates_a_project_whose_make_uses_its_environment(installed_project, tmp_path):
     """The stages run in forks; then `make repro`, with the programs of that environment, finds no change."""
     new_project, printed = installed_project

@@ -75,6 +75,7 @@ def read_tree(project, name):
     )
 
 
+@pytest.mark.long  # test_sweep.py has points of a server
 def test_second_point_of_a_process_equals_the_experiment_of_dvc_exp_run(swept):
     """The tree, dvc.lock and the message are equal.
 
@@ -88,6 +89,7 @@ def test_second_point_of_a_process_equals_the_experiment_of_dvc_exp_run(swept):
     assert any(line.endswith("\tmetrics.json") for line in read_tree(project, "width=16")[0])
 
 
+@pytest.mark.long  # test_sweep.py has a point that fails alone
 def test_point_that_kills_its_process_fails_alone(swept, sweep_in):
     project, _, outcome = swept
 

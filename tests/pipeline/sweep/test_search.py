@@ -5,6 +5,7 @@ import shlex
 import sys
 
 import pytest
+from long_tests import long
 
 from pipeline.comparison.runs import MetricCurve
 from pipeline.sweep.search import SAMPLERS, Search, SearchOptions
@@ -35,7 +36,7 @@ def search_points(sampler, seed, trials=20):
     return found
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [long(each) if each == "gp" else each for each in SAMPLERS])
 def test_trials_depend_on_the_seed_only(sampler):
     first = search_points(sampler, 1)
 

@@ -1,1 +1,0 @@
-"""Augmentation: random changes of the inputs, and datasets that change or select samples."""

@@ -1,1 +1,0 @@
-"""Bincode, which stores no names and is read with an example."""

@@ -1,0 +1,370 @@
+"""Bincode 2 reader: decodes values in the structure of an example tree.
+
+Bincode stores no names, and numbers for the dtypes of tensors, which differ between versions of Burn. In 0.13
+and earlier, a tensor is a sequence of numbers whose type only the metadata declares.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.contracts.errors import RecordError
+from stages.records import data_section
+from stages.records.byte_readers import Blob, ByteReader, read_blob
+from stages.records.dotted_names import MAX_ENTRIES, extend_path
+from stages.records.limits import ADVICE, ValueCounts
+from stages.records.record_tree import (
+    BOOL_STORES,
+    FLOATS,
+    ITEM_SIZES,
+    MAX_DIMENSIONS,
+    Map,
+    Metadata,
+    RawTensor,
+    Record,
+    Signed,
+    Some,
+    Tree,
+    Variant,
+)
+
+MARKED = {251: 2, 252: 4, 253: 8}
+"""First bytes that are markers, with the bytes of the number after each."""
+CHUNK = 1 << 16
+_FIXED = {"f32": ("F32", 4), "f64": ("F64", 8), "u8": ("U8", 1), "i8": ("I8", 1), "bool": ("Bool", 1)}
+_VARIABLE = {
+    "f16": "F16",
+    "bf16": "BF16",
+    **{f"{k}{n}": f"{k}{n}".upper() for k in "ui" for n in (16, 32, 64)},
+}
+_BITS = {"F16": "<u2", "BF16": "<u2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+class VarintReader:
+    """Reads the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
+
+    def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
+        named = metadata.float if like in FLOATS else metadata.int
+        name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
+        if name not in _FIXED and name not in _VARIABLE:
+            raise RecordError(
+                f"{source.name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
+                "tensor"
+            )
+        self._source = source
+        self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
+        self._is_fixed = name in _FIXED
+
+    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
+        """Return the next *count* numbers as the bytes of a tensor; None without *keep_data*."""
+        if not self._is_fixed:
+            values = self._read_varints(count, name)
+            return values.view(np.uint8) if keep_data else None
+        return read_blob(self._source, count * self.least_bytes, keep_data=keep_data)
+
+    def _read_varints(self, count: int, name: str) -> NDArray[Any]:
+        values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
+        filled = 0
+        while filled < count:
+            numbers, size = self._parse(self._source.peek(CHUNK), count - filled, name)
+            self._source.skip(size)
+            limits = np.iinfo(values.dtype)
+            if not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+                raise RecordError(
+                    f"{self._source.name}: {name} has numbers that are too large for {self.dtype}"
+                )
+            values[filled : filled + len(numbers)] = numbers
+            filled += len(numbers)
+        return values
+
+    def _parse(self, data: bytes, limit: int, name: str) -> tuple[list[int], int]:
+        """Return up to *limit* numbers at the beginning of *data*, at least one, and the bytes they take."""
+        numbers: list[int] = []
+        position = 0
+        while position < len(data) and len(numbers) < limit:
+            first = data[position]
+            end = position + 1 + MARKED.get(first, 0)
+            if first > max(MARKED):
+                raise RecordError(f"{self._source.name}: {name} has byte {first}, which starts no number")
+            if end > len(data):
+                break
+            number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
+            numbers.append(from_zigzag(number) if self.dtype in _SIGNED else number)
+            position = end
+        if not numbers:
+            raise RecordError(f"{self._source.name}: {name} is truncated")
+        return numbers, position
+
+
+def from_zigzag(number: int) -> int:
+    """Return the signed integer that Burn writes as *number*: 0, 1, 2, 3 become 0, -1, 1, -2."""
+    return number // 2 if number % 2 == 0 else -(number + 1) // 2
+
+
+_FLOAT_NAMES = ("F64", "F32")
+_HALVES_AND_INTEGERS = ("F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32")
+
+
+@dataclass(frozen=True)
+class DtypeTable:
+    """The dtypes of a range of Burn versions, in the order of their numbers."""
+
+    names: tuple[str, ...]
+    bool_has_store: bool = False
+    """True if the number of Bool is followed by a number for how it is stored."""
+
+
+WITHOUT_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U8", "Bool", "QFloat"))
+"""0.14 and 0.15."""
+WITH_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U16", "U8", "Bool", "QFloat"))
+"""0.16."""
+WITH_FLEX32 = DtypeTable((*_FLOAT_NAMES, "Flex32", *_HALVES_AND_INTEGERS, "U16", "U8", "Bool", "QFloat"))
+"""0.17 to 0.20."""
+WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
+"""0.21."""
+
+
+def parse_version(metadata: Metadata) -> tuple[int, int]:
+    """Return Burn's major and minor version. Raises `RecordError` if the metadata has another text."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
+    if match is None:
+        raise RecordError(
+            f"the record's version is {metadata.version[:100]!r}; expected a Burn version such as '0.21.0', "
+            "which determines the numbers of its dtypes"
+        )
+    return int(match[1]), int(match[2])
+
+
+def find_dtype_table(metadata: Metadata) -> DtypeTable:
+    """Return the table of the version in *metadata*. Raises `RecordError` before 0.14, which had none."""
+    version = parse_version(metadata)
+    if version < (0, 14):
+        raise RecordError(
+            f"Burn {metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or later"
+        )
+    if version < (0, 16):
+        return WITHOUT_U16
+    if version < (0, 17):
+        return WITH_U16
+    return WITH_FLEX32 if version < (0, 21) else WITH_BOOL_STORE
+
+
+MAX_TEXT = 1 << 24
+"""Bytes of one text."""
+_VALUE_MEMORY = 64
+"""Bytes of memory of a small value."""
+
+
+@dataclass(frozen=True)
+class _AnyOf:
+    """Alternative examples: of the elements of a vector, or of the values of a map."""
+
+    examples: tuple[Tree, ...]
+
+
+def memory_needed(counts: ValueCounts, content: int) -> int:
+    """Return the memory for small values beyond what the length of *content* bytes allows."""
+    return _VALUE_MEMORY * counts.values - 2 * content
+
+
+def decode(source: ByteReader, like: Tree, *, keep_data: bool = True) -> Record:
+    """Return the record in *source*; bytes after the item are not read. *like* is an example of the item.
+
+    Shapes, dtypes and numbers of the example have no effect (before Burn 0.14, only the distinction between
+    float, integer and Bool tensors has). Raises `RecordError` if the bytes are not such an item.
+    """
+    if like is None:
+        raise RecordError(
+            f"{source.name} is bincode, which stores no names; provide an example of its item (the record of "
+            "a new module of the same class, or () for a constant learning rate), or use a format with names"
+        )
+    parser = _BincodeParser(source)
+    metadata = Metadata(*(parser.text("the metadata") for _ in range(5)))
+    parser.set_metadata(metadata, keep_data=keep_data)
+    return Record(None if like == () else parser.value(like, ()), metadata)
+
+
+class _BincodeParser:
+    """Parses the values that an example describes."""
+
+    def __init__(self, source: ByteReader) -> None:
+        self._source = source
+        self._metadata = Metadata("", "", "", "", "")
+        self._table: DtypeTable | None = None
+        self._keep_data = True
+        self._values_left = source.limits.values
+        self._memory_left = source.limits.memory + 2 * source.remaining()
+
+    def set_metadata(self, metadata: Metadata, *, keep_data: bool) -> None:
+        """Read the following tensors in the layout of the version in *metadata*."""
+        self._metadata = metadata
+        self._keep_data = keep_data
+        self._table = find_dtype_table(metadata) if parse_version(metadata) >= (0, 14) else None
+
+    def value(self, like: Tree, path: tuple[str, ...]) -> Tree:
+        """Return the next value, which is of the same kind as *like*."""
+        self._count_value()
+        if isinstance(like, RawTensor):
+            name = _describe(path)
+            return self._tensor(name, self._table) if self._table else self._old_tensor(like, name)
+        if isinstance(like, Some):
+            return Some(self.value(like.value, path)) if self._flag(path, "the tag of an option") else None
+        if isinstance(like, Variant | _AnyOf):
+            return self._variant(like.examples if isinstance(like, _AnyOf) else (like,), path)
+        if isinstance(like, Map):
+            return self._map(like, path)
+        if isinstance(like, dict):
+            return {key: self.value(value, extend_path(path, key)) for key, value in like.items()}
+        if isinstance(like, tuple):
+            return tuple(self.value(value, extend_path(path, str(i))) for i, value in enumerate(like))
+        if isinstance(like, list):
+            return self._vector(like, path)
+        return self._scalar(like, path)
+
+    def text(self, name: str) -> str:
+        """Return the next text."""
+        size = self._size(MAX_TEXT, f"{name} has a text")
+        try:
+            return self._source.read(size).decode()
+        except UnicodeDecodeError as error:
+            raise self._error(f"{name} has a text that is not valid UTF-8") from error
+
+    def _variant(self, examples: tuple[Tree, ...], path: tuple[str, ...]) -> Tree:
+        if not all(isinstance(example, Variant) for example in examples):
+            return self.value(examples[0], path)
+        index = self._number()
+        matching = [example for example in examples if example.index == index]
+        if not matching:
+            cases = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
+            raise self._error(f"{_describe(path)} is case {index} of an enum, but the example has {cases}")
+        first = matching[0]
+        inner = first.value if len(matching) == 1 else _AnyOf(tuple(example.value for example in matching))
+        return Variant(first.name, index, self.value(inner, extend_path(path, first.name)))
+
+    def _map(self, like: Map, path: tuple[str, ...]) -> Map:
+        entries = Map()
+        others = _AnyOf(tuple(like.values()))
+        for _ in range(self._size(MAX_ENTRIES, f"{_describe(path)} is a map")):
+            key = self.text(_describe(path))
+            if key in entries or "\0" in key or ".." in key or not like:
+                raise self._error(
+                    f"{_describe(path)} has the invalid key {key[:100]!r}: it is a duplicate, has a NUL or "
+                    "'..' in it, or the example has no keys"
+                )
+            entries[key] = self.value(like.get(key, others), extend_path(path, key))
+        return entries
+
+    def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
+        size = self._size(MAX_ENTRIES, f"{_describe(path)} is a vector")
+        if size and not like:
+            raise self._error(f"{_describe(path)} has {size} elements, but the example has none")
+        examples = like if size == len(like) else [_AnyOf(tuple(like))] * size
+        return [self.value(example, extend_path(path, str(i))) for i, example in enumerate(examples)]
+
+    def _scalar(self, like: Tree, path: tuple[str, ...]) -> Tree:
+        name = _describe(path)
+        if like is None:
+            if self._source.read(1) != b"\0":
+                raise self._error(f"{name} is a constant in the example, but not a zero byte in the file")
+            return None
+        if isinstance(like, bool):
+            return self._flag(path, "true or false")
+        if isinstance(like, Signed):
+            return Signed(from_zigzag(self._number()))
+        if isinstance(like, int):
+            return self._number()
+        if isinstance(like, float):
+            return struct.unpack("<d", self._source.read(8))[0]
+        if isinstance(like, str):
+            return self.text(name)
+        if isinstance(like, bytes):
+            return self._source.read(self._size(self._source.remaining(), f"{name} is bytes"))
+        raise self._error(
+            f"{name} has the type {type(like).__name__} in the example, which cannot be recorded"
+        )
+
+    def _tensor(self, name: str, table: DtypeTable) -> RawTensor:
+        size = self._size(self._source.remaining(), f"{name} is a tensor")
+        data = read_blob(self._source, size, keep_data=self._keep_data)
+        shape = self._shape(name)
+        dtype, width = self._dtype(name, table)
+        expected = data_section.check_shape(shape, name, where=self._source.name) * width
+        if size != expected:
+            raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
+        return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._number() for _ in range(self._size(MAX_DIMENSIONS, f"{name} has a shape")))
+
+    def _dtype(self, name: str, table: DtypeTable) -> tuple[str, int]:
+        """Return the dtype's name and the bytes of one element in the file."""
+        index = self._number()
+        if index >= len(table.names):
+            raise self._error(
+                f"{name} has the dtype number {index}, but Burn {self._metadata.version[:20]} has 0 to "
+                f"{len(table.names) - 1}: the file is corrupt, or not the record of such a module"
+            )
+        dtype = table.names[index]
+        if dtype == "QFloat":
+            raise self._error(f"{name} is quantized, which only Burn can read; dequantize it in Burn first")
+        width = ITEM_SIZES[dtype]
+        if dtype == "Bool" and table.bool_has_store:
+            store = self._number()
+            if store >= len(BOOL_STORES):
+                raise self._error(
+                    f"{name} is Bool with the storage number {store}; expected 0 to {len(BOOL_STORES) - 1}"
+                )
+            width = list(BOOL_STORES.values())[store]
+        return ("F32" if dtype == "Flex32" else dtype), width
+
+    def _old_tensor(self, like: RawTensor, name: str) -> RawTensor:
+        """Return a tensor of 0.13 or earlier: its numbers, of the type in the metadata, and its shape."""
+        numbers = VarintReader(self._source, self._metadata, like.dtype)
+        size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
+        data = numbers.read(size, name, keep_data=self._keep_data)
+        shape = self._shape(name)
+        if data_section.check_shape(shape, name, where=self._source.name) != size:
+            raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
+        where = f"{self._source.name}: {name}"
+        return data_section.build_tensor(numbers.dtype, shape, data=data, where=where)
+
+    def _flag(self, path: tuple[str, ...], what: str) -> bool:
+        byte = self._source.read(1)[0]
+        if byte > 1:
+            raise self._error(f"{_describe(path)} must begin with {what}, 0 or 1; found {byte}")
+        return byte == 1
+
+    def _count_value(self) -> None:
+        self._values_left -= 1
+        self._memory_left -= _VALUE_MEMORY
+        if min(self._values_left, self._memory_left) < 0:
+            raise self._error(
+                f"more than {self._source.limits.values} small values, or more memory for them than its "
+                f"length allows; {ADVICE}"
+            )
+
+    def _size(self, limit: int, what: str) -> int:
+        size = self._number()
+        if size > limit:
+            raise self._error(f"{what} of size {size}, but at most {limit} can be read")
+        return size
+
+    def _number(self) -> int:
+        first = self._source.read(1)[0]
+        if first not in MARKED:
+            if first > max(MARKED):
+                raise self._error(f"byte {first} starts no number")
+            return first
+        return int.from_bytes(self._source.read(MARKED[first]), "little")
+
+    def _error(self, what: str) -> RecordError:
+        return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")
+
+
+def _describe(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the item"

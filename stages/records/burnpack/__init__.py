@@ -1,1 +1,0 @@
-"""Burnpack, Burn's own tensor format since 0.19."""

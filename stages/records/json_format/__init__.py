@@ -1,1 +1,0 @@
-"""JSON as serde_json writes it."""

@@ -1,1 +1,0 @@
-"""MessagePack with names, Burn's default format."""

@@ -1,1 +1,0 @@
-"""Safetensors, with the tree of the record in the header's metadata."""

@@ -1,1 +1,0 @@
-"""Reader of the files that `torch.save` writes, without unpickling them."""

@@ -1,0 +1,120 @@
+"""Retention rules: pure functions of the epochs on disk and of the metric values, which choose what to keep.
+
+A rule has no state, so a resumed run decides exactly as an uninterrupted one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stages.contracts.config import Config
+from stages.contracts.fields import Count, Text
+from stages.contracts.history import Direction, History, Split, Value
+
+
+class Retention(Protocol):
+    """A rule that chooses the checkpoints to keep. Burn's `CheckpointingStrategy`."""
+
+    def keep(self, saved: Sequence[int], history: History) -> set[int]:
+        """Return the epochs in *saved* (ascending) to keep; *history* ends with the newest of them."""
+
+
+def epochs_to_keep(rule: Retention, history: History, inherited: Sequence[int], last_epoch: int) -> set[int]:
+    """Return the epochs whose checkpoints a run has kept after *last_epoch*.
+
+    The rule is applied after each epoch as the run applied it, with the values up to that epoch. *inherited*
+    are the epochs of the checkpoints that the run started with.
+    """
+    values: dict[int, list[Value]] = {}
+    for value in history:
+        values.setdefault(value.epoch, []).append(value)
+    first, so_far, retained = max(inherited, default=0), History(), set(inherited)
+    for epoch in range(1, last_epoch + 1):
+        for value in values.get(epoch, ()):
+            so_far.add(value)
+        if epoch >= first:
+            retained = rule.keep(sorted(retained | {epoch}), so_far) | {epoch}
+    return retained
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    """Keep the newest *n* checkpoints. Burn's `KeepLastNCheckpoints`."""
+
+    n: int
+
+    def keep(self, saved: Sequence[int], history: History) -> set[int]:  # noqa: ARG002  the protocol's
+        """Return the last *n* of *saved*."""
+        return set(saved[-self.n :]) if self.n > 0 else set()
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """Keep the epoch with the best value of a metric. Burn's `MetricCheckpointingStrategy`.
+
+    Values that are not finite are ignored; if there are no others, no epoch is kept.
+    """
+
+    metric: str = "Loss"
+    split: Split = Split.VALID
+    direction: Direction = Direction.LOWEST
+
+    @property
+    def needs(self) -> set[tuple[Split, str]]:
+        """The metrics, by split, that the rule reads."""
+        return {(self.split, self.metric)}
+
+    def keep(self, saved: Sequence[int], history: History) -> set[int]:
+        """Return the best epoch if it is in *saved*."""
+        return set(saved) & {history.best(self.split, self.metric, self.direction)}
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Keep the epochs that any of *rules* keeps. Burn's `ComposedCheckpointingStrategy`."""
+
+    rules: tuple[Retention, ...]
+
+    @property
+    def needs(self) -> set[tuple[Split, str]]:
+        """The metrics, by split, that any of the rules reads."""
+        return set().union(*(getattr(rule, "needs", set()) for rule in self.rules))
+
+    def keep(self, saved: Sequence[int], history: History) -> set[int]:
+        """Return the union of the epochs that the rules keep."""
+        return set().union(*(rule.keep(saved, history) for rule in self.rules))
+
+
+class BestConfig(Config):
+    """A metric by which the best checkpoint is kept: the params of `KeepBest`."""
+
+    metric: Text = "Loss"
+    """The metric's name in the summary of a run, such as ``Loss`` or ``Accuracy``."""
+    split: Split = Split.VALID
+    """``valid`` or ``train``."""
+    direction: Direction = Direction.LOWEST
+    """Which value is best: the ``lowest`` or the ``highest``."""
+
+
+class Keep(Config):
+    """The checkpoints to keep; by default the last two and the best by validation loss, as in Burn."""
+
+    last: Count = 2
+    """Number of the newest checkpoints to keep."""
+    best: tuple[BestConfig, ...] = (BestConfig(),)
+    """Metrics by which the best checkpoint is kept."""
+
+    @property
+    def most(self) -> int:
+        """The most checkpoints that are kept."""
+        return self.last + len(self.best)
+
+    def rule(self) -> AnyOf:
+        """Return the rule that keeps these checkpoints."""
+        best = (KeepBest(config.metric, config.split, config.direction) for config in self.best)
+        return AnyOf((KeepLast(self.last), *best))
+
+
+def default_retention() -> Retention:
+    """Return the default rule: keep the last two and the best by validation loss, as in Burn."""
+    return Keep().rule()
