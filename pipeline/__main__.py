@@ -21,7 +21,6 @@ def main() -> None:
     import os
 
     from pipeline.project.collision import ROOT, find_hidden_stages
-    from pipeline.user_folder import use_private_site_cache
 
     if collision := find_hidden_stages():
         _exit(str(collision), USAGE_ERROR)
@@ -31,6 +30,8 @@ def main() -> None:
     del sys.path[0]
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
+    from pipeline.project.paths import use_private_site_cache
+
     use_private_site_cache()
     from pipeline.cli import main as run_command_line
 
@@ -47,7 +48,7 @@ def describe_platform(platform: str) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    printable = (each if each.isprintable() or each == "\n" else "�" for each in message)
+    printable = (character if character.isprintable() or character == "\n" else "�" for character in message)
     sys.stderr.write(f"error: {''.join(printable)}\n")
     sys.exit(code)
 

@@ -9,27 +9,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipeline.commands.check import check, versions
 from pipeline.commands.compare import compare, plot
-from pipeline.commands.data import data
 from pipeline.commands.doctor import doctor
-from pipeline.commands.evaluate import evaluate
-from pipeline.commands.init import init
-from pipeline.commands.lr_find import lr_find
 from pipeline.commands.options import flag
+from pipeline.commands.project import check, init, status, versions
 from pipeline.commands.records import app as records_app
-from pipeline.commands.run import print_warning, resume, run
+from pipeline.commands.run import resume, run, serve, stage
 from pipeline.commands.runs import app as runs_app
-from pipeline.commands.serve import serve
-from pipeline.commands.stage import stage
-from pipeline.commands.status import status
-from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
+from pipeline.commands.training import data, evaluate, lr_find, summary
+from pipeline.engine.error_reports import report_error
 from pipeline.engine.signals import end_on_signal
 from pipeline.project.collision import find_collision_in_project
-from pipeline.user_errors import report_error
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import clean, clean_log_records, print_line
+from stages.contracts.printing import clean, clean_log_records, print_error, print_line
 
 COMMANDS_WITHOUT_CHECKS = (None, "init")
 """Commands before which `_root` checks nothing in the current folder; None is a call without one."""
@@ -107,7 +100,7 @@ def _check_project(command: str | None) -> None:
         raise ParamsError(str(collision))
     if command in COMMANDS_WITHOUT_PROJECT:
         return
-    from pipeline.project.delivered_files import check_delivered_files
+    from pipeline.project.git import check_delivered_files
     from stages.runs.layout import PARAMS_JOURNAL
 
     check_delivered_files()
@@ -117,9 +110,9 @@ def _check_project(command: str | None) -> None:
 
     if command in READING_COMMANDS:
         if warning := describe_open_journal():
-            print_warning(f"warning: {warning}")
+            print_error(f"warning: {warning}")
     elif command != "stage":
-        restore_idle_params(print_warning)
+        restore_idle_params(print_error)
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ LIBRARY = [
 ]
 COMMANDS = [
     ("learner --help", "pipeline.commands.runs", HEAVY | {"numpy", "pydantic"}),
-    ("learner check", "pipeline.commands.check", {"torch", "prefect"}),
-    ("learner status", "pipeline.commands.status", {"torch", "prefect"}),
+    ("learner check", "pipeline.commands.project", {"torch", "prefect"}),
+    ("learner status", "pipeline.commands.project", {"torch", "prefect"}),
     ("learner compare", "pipeline.comparison", {"torch", "prefect"}),
     ("learner stage create-artifact-dir", "stages.create_artifact_dir", {"torch", "prefect"}),
 ]

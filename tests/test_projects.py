@@ -49,7 +49,7 @@ def test_call_leaves_the_process_unchanged(finished):
 
 def test_code_that_a_test_edits_runs_in_a_fork(project):
     project.edit(
-        "pipeline/commands/check.py",
+        "pipeline/commands/project.py",
         "import typer",
         'import os; import typer; print("in process", os.getpid())',
     )

@@ -121,7 +121,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 
     if len(formats) > 1:
         raise ParamsError(
-            f"{' and '.join(f'--{each}' for each in formats)} exclude each other. Keep one of them"
+            f"{' and '.join(f'--{form}' for form in formats)} exclude each other. Keep one of them"
         )
     tables = {"json": json_table, "md": markdown_table, "csv": csv_table}
     write = tables[formats[0]] if formats else text_table

@@ -1,6 +1,5 @@
 """The command ``learner doctor``."""
 
-import json
 import sys
 from contextlib import suppress
 from functools import partial
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import AsJson, flag
+from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import StageError
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +71,12 @@ def doctor(
             print_line(f"fixed: {message}", sys.stderr if as_json else None)
     diagnostics = drop_duplicates(by_check)
     if as_json:
-        print_text(json.dumps([_to_json(each) for each in diagnostics], indent=2))
+        print_json([_to_json(diagnostic) for diagnostic in diagnostics])
     else:
-        width = max(len(each.subject) for each in diagnostics)
-        for each in diagnostics:
-            _print(each, width)
-    if any(each.level is Level.PROBLEM for each in diagnostics):
+        width = max(len(diagnostic.subject) for diagnostic in diagnostics)
+        for diagnostic in diagnostics:
+            _print(diagnostic, width)
+    if any(diagnostic.level is Level.PROBLEM for diagnostic in diagnostics):
         raise typer.Exit(1)
 
 
@@ -86,7 +85,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     if list(_check_names()):
         return {"names": _check_names}
     try:
-        from pipeline.doctor import checkout, dependencies, environment, stale_files, state_folder
+        from pipeline.doctor import checkout, environment, project, stale_files
         from pipeline.project.revisions.dvc_checks import apply_checks
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
@@ -94,14 +93,14 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         apply_checks()
     return {
         "patches": partial(environment.check_patches, timeout),
-        "params": dependencies.check_project,
+        "params": project.check_project,
         "disk": environment.check_disk,
         "prefect": partial(environment.check_prefect, timeout),
         "remotes": partial(environment.check_remotes, timeout),
-        "untracked": dependencies.check_untracked_files,
+        "untracked": project.check_untracked_files,
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
-        "state": state_folder.check_state_folder,
+        "state": environment.check_state_folder,
         "journal": stale_files.check_params_journal,
         "experiments": stale_files.check_experiments,
         "runs": stale_files.check_run_stores,
@@ -119,9 +118,9 @@ def _check_names() -> "Iterator[Diagnostic]":
 
 def _list_deep_checks() -> "dict[str, Check]":
     """Return the checks, by name, that read all files."""
-    from pipeline.doctor import outputs, stale_files
+    from pipeline.doctor import project, stale_files
 
-    return {"cache": stale_files.check_cache, "outputs": outputs.check_outputs}
+    return {"cache": stale_files.check_cache, "outputs": project.check_outputs}
 
 
 def _fix_all(
@@ -134,7 +133,7 @@ def _fix_all(
     from pipeline.doctor.diagnostics import run_checks
 
     messages = []
-    for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
+    for name in [*["git"] * MAX_GIT_FIXES, *(check for check in by_check if check != "git")]:
         if fixed := _apply_fixes(by_check[name]):
             messages += fixed
             seconds = DEEP_TIMEOUT_SECONDS if name in DEEP_CHECKS else timeout + RESERVE_SECONDS
@@ -145,10 +144,10 @@ def _fix_all(
 def _apply_fixes(diagnostics: "list[Diagnostic]") -> list[str]:
     """Apply the fixes of *diagnostics*, and return the messages of those that have one."""
     fixed = []
-    for each in diagnostics:
-        if each.fix:
-            each.fix()
-            fixed.append(each.message)
+    for diagnostic in diagnostics:
+        if diagnostic.fix:
+            diagnostic.fix()
+            fixed.append(diagnostic.message)
     return fixed
 
 

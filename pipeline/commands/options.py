@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.user_errors import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
+from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_text
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
 
@@ -37,6 +39,11 @@ SetParams = Annotated[
         show_default="none",
     ),
 ]
+
+
+def print_json(content: Any) -> None:
+    """Print *content* as indented JSON."""
+    print_text(json.dumps(content, indent=2))
 
 
 @contextmanager
@@ -72,7 +79,7 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         failed = Path(str(error.filename)) if error.filename else None  # None if a file that is open fails
-        target = next((each for each in targets if failed and _is_written_for(failed, each)), None)
+        target = next((path for path in targets if failed and _is_written_for(failed, path)), None)
         if target is None or error.errno in (ENOSPC, EDQUOT):
             raise
         raise ParamsError(f"{target} cannot be written: {error.strerror}. Name another file") from error

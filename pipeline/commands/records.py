@@ -3,7 +3,6 @@
 A record is printed as a tree on a terminal, and as plain lines in a pipe.
 """
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, report_unwritable
+from pipeline.commands.options import AsJson, flag, print_json, report_unwritable
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
@@ -81,7 +80,7 @@ def show(
     summary = summarize(file, form.name if form else "torch", record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
-        print_text(json.dumps(summary | {"entries": entries}, indent=2))
+        print_json(summary | {"entries": entries})
     else:
         print_record(summary, entry, constants=constants)
 
@@ -186,13 +185,13 @@ def diff(
         read(path, form, like=None if form.has_names else example, limit=limit).item
         for path, form in zip((first, second), forms, strict=True)
     ]
-    found = list(find_differences(*items, tolerance=tolerance, ids=ids))
+    differences = list(find_differences(*items, tolerance=tolerance, ids=ids))
     if as_json:
-        rows = [difference_row(one) for one in found]
-        print_text(json.dumps({"equal": not found, "differences": rows}, indent=2))
+        rows = [difference_row(one) for one in differences]
+        print_json({"equal": not differences, "differences": rows})
     else:
-        print_differences(found)
-    if found:
+        print_differences(differences)
+    if differences:
         raise typer.Exit(1)
 
 
@@ -280,15 +279,15 @@ def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: boo
         _print_below(entry, 0, constants=constants)
 
 
-def print_differences(found: "Sequence[Difference]") -> None:
+def print_differences(differences: "Sequence[Difference]") -> None:
     """Print a line for each difference, and their number."""
-    for one in found:
+    for one in differences:
         sides = " / ".join(filter(None, (one.first, one.second)))
         line = f"{one.path or 'the item'}: {one.what} ({sides})"
         if one.largest is not None:
             line += f", {one.largest:.6g} apart at most, {one.relative:.2%} of a value"
         print_line(escape(line))
-    print_line(f"{len(found)} differences" if found else "equal")
+    print_line(f"{len(differences)} differences" if differences else "equal")
 
 
 def difference_row(one: "Difference") -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""The commands ``learner run`` and ``learner resume``, which run the stages that are out of date."""
+"""The commands that run stages: ``learner run``, ``resume`` and ``serve``, and ``stage`` for dvc.yaml."""
 
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
+from stages.contracts.errors import ParamsError, StageError, UserCodeError
 from stages.contracts.printing import print_error, print_line
 
 if TYPE_CHECKING:
@@ -71,8 +74,8 @@ def resume(
     Example: learner resume exp-name --epoch 5 -S fit.num_epochs=30
     """
     from pipeline.engine.lock import project_lock
-    from pipeline.project.params_edit import PARAMS
-    from pipeline.project.revisions.resume import restore_params_unless_accepted, set_checkpoint
+    from pipeline.project.params import PARAMS
+    from pipeline.project.revisions.revision import restore_params_unless_accepted, set_checkpoint
 
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
@@ -108,7 +111,7 @@ def run_stages(
 
     *overrides* are params in the syntax of DVC's ``-S``, which are set in params.yaml.
     """
-    from pipeline.engine.edit_guard import record_loaded_sources
+    from pipeline.project.snapshot import record_loaded_sources
 
     record_loaded_sources()
     from pipeline.engine.lock import project_lock
@@ -123,7 +126,7 @@ def run_stages(
     _check_params(overrides)  # before a process is started or an output is removed
     stages = select_stages(selection.targets, downstream=selection.downstream)
     read_renderer_name()
-    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
+    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error)
     with project_lock():
         fork_watchdog(os.getpid())
         with _set_params(overrides):
@@ -168,6 +171,138 @@ def print_outcome(name: str, outcome: str) -> None:
     print_line(f"{name}: {outcome}")
 
 
-def print_warning(message: str) -> None:
-    """Print *message* to standard error."""
-    print_error(message)
+def stage(
+    name: Annotated[str, typer.Argument(help="Name of the stage in dvc.yaml.")],
+) -> None:
+    """Run one stage, as the commands in dvc.yaml do.
+
+    To bring a stage up to date, use `dvc repro NAME`: this command does not check whether the stage must run,
+    and does not update dvc.lock.
+
+    Example: learner stage fit
+    """
+    from pipeline.project.snapshot import record_loaded_sources
+
+    record_loaded_sources()
+    from pipeline.engine.rank_process import is_rank
+
+    if is_rank():
+        from pipeline.engine.stage_run import run_stage
+
+        run_stage(name)
+    else:
+        _run_with_lock(name)
+
+
+def _run_with_lock(name: str) -> None:
+    """Run stage *name*, and repair what DVC was writing if the stage fails or DVC is killed."""
+    from pipeline.engine.lock import project_lock
+    from pipeline.engine.params_journal import restore_params
+    from pipeline.engine.process_tree import (
+        ancestors_up_to_dvc,
+        find_dvc,
+        is_dvc_stage,
+        terminate_with,
+    )
+    from pipeline.engine.watchdog import fork_watchdog
+    from pipeline.flows.prefect_api import run_stage_of_dvc
+    from stages.system.processes import is_alive
+
+    waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
+    dvc = find_dvc(waiting)
+    with ExitStack() as stack:
+        try:
+            if dvc:
+                fork_watchdog(dvc)
+            if waiting:
+                terminate_with(waiting)
+            stack.enter_context(project_lock(waiting, dvc=dvc))
+            if restore_params(print_error):  # DVC chose the stage with the overrides in params.yaml
+                raise StageError(f"{name} was not run with them. Run the same command again")
+            run_stage_of_dvc(name, dvc, print_error)
+        except BaseException as error:
+            if dvc and is_alive(dvc):  # otherwise another DVC process may be writing the outputs
+                from pipeline.engine.reproduce import restore_outputs
+
+                restore_outputs(name)
+            if isinstance(error, SystemExit):  # with code 0, DVC would record the restored outputs
+                from pipeline.engine.error_reports import describe_user_error
+
+                raise UserCodeError(f"{name}: {describe_user_error(error)}") from error
+            raise
+
+
+class OnCollision(StrEnum):
+    """What a run of a deployment does while another run of it is in progress."""
+
+    wait = "wait"
+    cancel = "cancel"
+
+
+def serve(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STAGE", help="Stages to run, with what they depend on.", show_default="all stages"
+        ),
+    ] = None,
+    *,
+    cron: Annotated[
+        str | None,
+        typer.Option(help='Schedule in cron syntax, for example "0 3 * * *".', show_default="no schedule"),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds between runs, instead of --cron.", show_default="no schedule"),
+    ] = None,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
+    name: Annotated[str, typer.Option(help="Name of the deployment.")] = "nightly",
+    set_param: SetParams = [],  # noqa: B006  never changed
+    experiment: Annotated[
+        bool,
+        typer.Option(
+            "--experiment/--workspace", help="Run as an isolated experiment, or in the workspace.", metavar=""
+        ),
+    ] = True,
+    push: Annotated[
+        bool,
+        flag("--push", "Push the cache and experiments after each run."),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds after which a run saves and stops.", show_default="no limit"),
+    ] = None,
+    on_collision: Annotated[
+        OnCollision, typer.Option(help="What a run does while another run of this deployment is in progress.")
+    ] = OnCollision.wait,
+    allow_code: Annotated[
+        bool,
+        flag("--allow-code", "Let overrides of runs set import paths and files that are not committed."),
+    ] = False,
+) -> None:
+    """Run the pipeline on a schedule, as a Prefect deployment that this process serves.
+
+    It needs a Prefect server, whose address is PREFECT_API_URL, and serves until it is interrupted. Without a
+    schedule, it waits for runs that `prefect deployment run` starts.
+
+    Example: learner serve --cron "0 3 * * *" -S fit.num_epochs=30 --push
+    """
+    from pipeline.flows import prefect_api
+
+    for option, seconds in (("--interval", interval), ("--timeout", timeout)):
+        if seconds is not None and not isfinite(seconds):
+            raise ParamsError(f"{option} is {seconds}. Set it to a finite number of seconds")
+    prefect_api.read_recording(prefect_api.Recording.REQUIRED)
+    if prefect_api.is_configured():
+        prefect_api.require_api()
+    from pipeline.flows.serving import Plan, serve_deployment
+
+    parameters = {
+        "overrides": set_param,
+        "experiment": experiment,
+        "push": push,
+        "targets": targets or [],
+        "timeout_seconds": timeout,
+    }
+    plan = Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel)
+    serve_deployment(plan, parameters, allow_code=allow_code)

@@ -1,6 +1,5 @@
 """The commands of ``learner runs``: list, inspect, verify and remove run stores."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag
+from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.paths import runs_root
 from stages.contracts.errors import ParamsError, RecordError, StageError
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
 from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
@@ -52,15 +51,15 @@ def list_runs(*, as_json: AsJson = False) -> None:
 
     Example: learner runs list --json
     """
-    found = all_runs(runs_root())
+    runs = all_runs(runs_root())
     if as_json:
-        print_text(json.dumps([_summary(run) for run in found], indent=2))
+        print_json([_summary(run) for run in runs])
         return
-    if not found:
+    if not runs:
         print_line(f"no run in {runs_root()}")
         return
     header = ("key", "state", "epochs", "last seen at", "time", "size", "age")
-    rows = [header, *(_row(run) for run in found)]
+    rows = [header, *(_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print_line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -78,7 +77,7 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
     current = None if now is None else run_key(now)
     if as_json:
         more = {"entries": run.entries, "finished": run.finished, "current": current, "differences": changed}
-        print_text(json.dumps({**_summary(run), **more}, indent=2))
+        print_json({**_summary(run), **more})
         return
     print_line(f"run {run.key}: {_describe(run)}")
     print_line(f"in {run.path}, {format_size(run.size)}")
@@ -113,8 +112,8 @@ def prune(
     removed = prune_finished(root, keep)
     if unfinished:
         removed += prune_unfinished(root)
-    for each in removed:
-        print_line(f"removed {each}")
+    for key in removed:
+        print_line(f"removed {key}")
     if not removed:
         print_line("nothing to remove")
 
@@ -144,16 +143,16 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
         return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None
     manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
-    found = find_damage(run.path, manifest)
-    count = f"{len(manifest) - len(found)} files with a recorded hash"
-    return [*_verify_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
+    damage = find_damage(run.path, manifest)
+    count = f"{len(manifest) - len(damage)} files with a recorded hash"
+    return [*_verify_checkpoints(run), *damage.items(), *([(count, None)] if manifest else [])]
 
 
 def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint, except for those that a running run has removed."""
     from stages.runs.verification import verify_checkpoint
 
-    found: list[tuple[str, str | None]] = []
+    verdicts: list[tuple[str, str | None]] = []
     folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)
     trainers = ((folder / trainer_name(epoch), epoch) for folder in folders for epoch in list_epochs(folder))
     for trainer, epoch in sorted(trainers):
@@ -163,8 +162,8 @@ def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
         except (RecordError, OSError) as error:
             problem = str(error)
         if problem is None or trainer.exists() or run.state is not State.RUNNING:
-            found.append((name, problem))
-    return found or [("no checkpoint yet", None)]
+            verdicts.append((name, problem))
+    return verdicts or [("no checkpoint yet", None)]
 
 
 def _read_current_entries() -> tuple[Mapping[str, Any] | None, str]:
@@ -192,14 +191,14 @@ def _find_run(key: str | None) -> Run:
     Raises `ParamsError` if there is no such run, or more than one.
     """
     root = runs_root()
-    found = all_runs(root)
-    if not found:
+    runs = all_runs(root)
+    if not runs:
         raise ParamsError(f"there is no run in {root}. Run `dvc repro` to start one")
     if key is None:
-        return found[0]
-    matches = [run for run in found if run.key.startswith(key)]
+        return runs[0]
+    matches = [run for run in runs if run.key.startswith(key)]
     if not matches:
-        keys = ", ".join(run.key for run in found)
+        keys = ", ".join(run.key for run in runs)
         raise ParamsError(f"no run in {root} has a key that begins with {key!r}. Use one of {keys}")
     if len(matches) > 1:
         keys = ", ".join(run.key for run in matches)

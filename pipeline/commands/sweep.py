@@ -98,11 +98,11 @@ def sweep(
     """
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
-    from pipeline.sweep.live_table import hide_prefect_logs
     from pipeline.sweep.plan import Point, expand
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
     from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
+    from pipeline.sweep.tables import hide_prefect_logs
 
     _check_combination(search, trials, batch, draw, stop)
     if search and trials:

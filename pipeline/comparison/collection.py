@@ -80,8 +80,8 @@ class Durations:
 
     def seconds(self, metrics_md5: str | None) -> float | None:
         """Return the seconds of the run whose metrics.json has that md5; None unless exactly one has it."""
-        found = self._by_metrics.get(metrics_md5 or "", {})
-        return next(iter(found.values())) if len(found) == 1 else None
+        seconds_by_key = self._by_metrics.get(metrics_md5 or "", {})
+        return next(iter(seconds_by_key.values())) if len(seconds_by_key) == 1 else None
 
     @cached_property
     def _by_metrics(self) -> dict[str, dict[str, float]]:
@@ -112,7 +112,7 @@ def _read_run(name: str, files: RevisionFiles, durations: Durations) -> RunSumma
         sha=files.sha,
         params=params,
         metrics=metrics,
-        epochs=max((max(each.series) for each in metrics.values()), default=None),
+        epochs=max((max(curve.series) for curve in metrics.values()), default=None),
         seconds=durations.seconds(files.hashes.get(output.as_posix())) if output else None,
         committed=files.committed,
         cached=cached,
@@ -167,12 +167,12 @@ def read_epoch_curves(files: RevisionFiles) -> dict[str, MetricCurve]:
     """Return every metric with an epoch curve, by ``split/metric``; empty if the curves are not cached."""
     if "plots" not in files.paths:
         return {}
-    found = {}
+    curves = {}
     for path in files.below(files.paths["plots"]):
         if path.parent == files.paths["plots"] and path.suffix == ".tsv":
-            for each in _epoch_curves(path, files.read(path) or ""):
-                found[each.name] = each
-    return found
+            for curve in _epoch_curves(path, files.read(path) or ""):
+                curves[curve.name] = curve
+    return curves
 
 
 def read_plot_data(revisions: Mapping[str, RevisionFiles]) -> dict[str, PlotData]:
@@ -201,11 +201,11 @@ def thin(points: Sequence[CurvePoint], limit: int = MAX_POINTS) -> list[CurvePoi
 
 def thin_steps(steps: Sequence[int], limit: int) -> list[int]:
     """Return at most *limit* of *steps*: the multiples of a power of two, which all runs have in common."""
-    stride, kept = 1, list(steps)
-    while len(kept) > limit:
+    stride, remaining = 1, list(steps)
+    while len(remaining) > limit:
         stride *= 2
-        kept = [step for step in kept if step % stride == 0]
-    return kept
+        remaining = [step for step in remaining if step % stride == 0]
+    return remaining
 
 
 def parse_matrix(text: str) -> Sequence[Cell]:
@@ -233,14 +233,14 @@ def _epoch_curves(path: Path, text: str) -> Iterator[MetricCurve]:
 
 def _plot_data(files: RevisionFiles) -> PlotData:
     paths = files.paths
-    found = {}
+    iterations = {}
     for split in Split if "iterations" in paths else ():
         for path in files.below(paths["iterations"] / split):
             points = list(_batch_points(files.read(path) or ""))
             if points:
-                found[f"{split}/{_metric_of(path)}"] = thin(points)
+                iterations[f"{split}/{_metric_of(path)}"] = thin(points)
     confusion = (paths.get("confusion") and files.read(paths["confusion"])) or ""
-    return PlotData(found, parse_matrix(confusion))
+    return PlotData(iterations, parse_matrix(confusion))
 
 
 def _batch_points(text: str) -> Iterator[CurvePoint]:

@@ -1,24 +1,44 @@
 """A comparison as one HTML page that contains all it needs, makes no request and works offline.
 
 Names and params are data that the page only displays as text. The only scripts that run are the two that it
-is built with.
+is built with. Curves and confusion matrices are stored as columns of numbers, so that many runs make a small
+page.
 """
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
+from typing import Any
 
-from pipeline import plot_images
-from pipeline.comparison.collection import PlotData
-from pipeline.comparison.page_data import Tree, build_plots_data, build_table_data
-from pipeline.comparison.runs import Comparison, ViewOptions
+import numpy as np
+
+from pipeline.comparison import plot_images
+from pipeline.comparison.collection import Cell, PlotData, thin, thin_steps
+from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec
+from pipeline.comparison.runs import (
+    Comparison,
+    MetricCurve,
+    RunSummary,
+    ViewOptions,
+    select_metrics,
+    sort_runs,
+)
+from pipeline.comparison.tables import ABSENT, TableColumn, columns, format_value, metric_columns
 
 SCRIPTS = ("model.js", "charts.js", "state.js", "tables.js", "cards.js", "page.js")
 """The parts of the script of the page, in the order in which they run."""
+MAX_EPOCHS = 256
+"""Epochs of a run on the page, in addition to those with an extreme value."""
+MAX_BATCHES = 256
+"""Points of a curve of batches on the page."""
+Tree = dict[str, Any]
+StepColumns = dict[tuple[int, ...], int]
+"""The epochs and steps of all curves, to their index; a column that several curves have is stored once."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ def _fill_template(content: PageContent, *, attributes: str, policy: str) -> str
     }
     text = (parts / "page.html").read_text("utf-8")
     before, *rest = text.split("{")  # one pass, so that inserted contents are not searched again
-    pieces = (each.partition("}") for each in rest)
+    pieces = (piece.partition("}") for piece in rest)
     return before + "".join(contents[name] + after for name, _, after in pieces)
 
 
@@ -99,3 +119,202 @@ def _without_end_tags(script: str) -> str:
 def _hash(script: str) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+def build_table_data(comparison: Comparison, view: ViewOptions) -> Tree:
+    """Return the runs in the order of *view* and their columns, with a value for each run.
+
+    Columns that are not ``listed`` have no place in the table, but filters and charts may use them.
+    """
+    runs = sort_runs(comparison, view)
+    listed = columns(comparison, view)
+    keys = {column.key for column in listed}
+    rest = [column for name in comparison.metrics for column in metric_columns(comparison, name)]
+    others = [column for column in rest if column.key not in keys and column.role in ("last", "best")]
+    return {
+        "summary": _summary(comparison),
+        "baseline": comparison.baseline.name,
+        "palette": PALETTE,
+        "runs": [{"name": run.name, "sha": run.sha, "notes": list(run.notes)} for run in runs],
+        "columns": [
+            *(_column(comparison, column, runs) | {"listed": True} for column in listed),
+            *(_column(comparison, column, runs) | {"listed": False} for column in others),
+        ],
+        "params": _params(runs),
+    }
+
+
+def build_plots_data(comparison: Comparison, plot_data: Mapping[str, PlotData], view: ViewOptions) -> Tree:
+    """Return the curves and the confusion matrices of the same runs, in the same order."""
+    runs = sort_runs(comparison, view)
+    metrics = select_metrics(comparison, view.metrics or comparison.metrics)
+    data_of_runs = [plot_data.get(run.name, PlotData()) for run in runs]
+    return {**_curves_data(runs, data_of_runs, metrics), "confusion": _confusion_data(data_of_runs)}
+
+
+def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
+    """Return the epochs of one run for the page: at most `MAX_EPOCHS`, and the extremes of each curve.
+
+    Extremes are the first and the last epoch, and those with the lowest, the highest and the best value.
+    """
+    epochs = set(thin_steps(sorted(set().union(*(curve.series for curve in curves))), MAX_EPOCHS))
+    for curve in curves:
+        finite = {epoch: value for epoch, value in curve.series.items() if math.isfinite(value)}
+        if finite:
+            epochs |= {
+                min(finite),
+                max(finite),
+                min(finite, key=finite.__getitem__),
+                max(finite, key=finite.__getitem__),
+            }
+        if curve.best_epoch is not None:
+            epochs.add(curve.best_epoch)
+    return sorted(epochs)
+
+
+def _summary(comparison: Comparison) -> str:
+    count = len(comparison.runs)
+    differing = len(comparison.differing)
+    return (
+        f"{count} run{'s' * (count != 1)}, {differing or 'no'} param{'s' * (differing != 1)} that "
+        f"differ{'s' * (differing == 1)}"
+    )
+
+
+def _params(runs: Sequence[RunSummary]) -> dict[str, list[str | None]]:
+    keys = dict.fromkeys(key for run in runs for key in run.params)
+    return {
+        key: [format_value(run.params[key]) if key in run.params else None for run in runs] for key in keys
+    }
+
+
+def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSummary]) -> Tree:
+    """Return the values of a column; a delta has none, because the reader chooses the baseline."""
+    values = [column.value(run) for run in runs]
+    entry = {
+        "title": column.title,
+        "key": column.key,
+        "role": column.role,
+        "metric": column.metric,
+        "better": _direction(comparison, column.metric),
+        "numeric": column.numeric,
+    }
+    if column.role == "delta":
+        return entry
+    return entry | {
+        "scale": _scale(values),
+        "shown": [ABSENT if value is None else column.text(value) for value in values],
+        "order": [_sort_value(value) for value in values],
+    }
+
+
+def _direction(comparison: Comparison, metric: str | None) -> str | None:
+    curves = (run.metrics.get(metric or "") for run in comparison.runs)
+    better = next((curve.better for curve in curves if curve is not None), None)
+    return None if better is None else better.value
+
+
+def _scale(values: Iterable[Any]) -> str:
+    """Return ``number`` if all present values are numbers, otherwise ``category``."""
+    numbers = (
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in values
+        if value is not None
+    )
+    return "number" if all(numbers) else "category"
+
+
+def _sort_value(value: Any) -> float | str | None:
+    """Return the value that the page sorts by."""
+    if isinstance(value, int | float):
+        return float(value) if math.isfinite(value) else None
+    return None if value is None else format_value(value)
+
+
+def _curves_data(runs: Sequence[RunSummary], data: Sequence[PlotData], metrics: Collection[str]) -> Tree:
+    """Return the charts of *metrics*, and the columns of steps that their curves refer to."""
+    steps = StepColumns()
+    charts = {
+        "epochs": _charts(_epoch_curves(runs, metrics, steps), "epoch"),
+        "iterations": _charts(_batch_curves(data, metrics, steps), "step"),
+    }
+    return {"charts": charts, "steps": list(steps)}
+
+
+def _index(columns: StepColumns, steps: Iterable[int]) -> int:
+    return columns.setdefault(tuple(steps), len(columns))
+
+
+def _confusion_data(data: Sequence[PlotData]) -> Tree | None:
+    """Return the confusion matrix of each run, None for a run without; None if no run has one.
+
+    The numbers of a cell are its count and, for a part of a matrix, the samples of its actual class.
+    """
+    if not any(plots.confusion for plots in data):
+        return None
+    classes: dict[tuple[Cell, ...], int] = {}
+    runs = []
+    for plots in data:
+        index = classes.setdefault(tuple(cell[:2] for cell in plots.confusion), len(classes))
+        numbers = [cell[2:] for cell in plots.confusion]
+        runs.append({"classes": index, "numbers": numbers} if numbers else None)
+    return {"spec": empty_confusion_spec(), "runs": runs, "classes": list(classes)}
+
+
+def _epoch_curves(
+    runs: Sequence[RunSummary], metrics: Collection[str], steps: StepColumns
+) -> dict[str, list[Tree]]:
+    charts: dict[str, list[Tree]] = {}
+    for index, run in enumerate(runs):
+        curves = [run.metrics[name] for name in metrics if name in run.metrics]
+        epochs = select_epochs(curves)
+        for metric_curve in curves:
+            values = [metric_curve.series.get(epoch, math.nan) for epoch in epochs]
+            curve = {
+                "run": index,
+                "split": metric_curve.split,
+                "x": _index(steps, epochs),
+                "y": _pack(values),
+            }
+            charts.setdefault(metric_curve.metric, []).append(curve)
+    return charts
+
+
+def _batch_curves(
+    data: Sequence[PlotData], metrics: Collection[str], steps: StepColumns
+) -> dict[str, list[Tree]]:
+    charts: dict[str, list[Tree]] = {}
+    for index, run in enumerate(data):
+        for name in (name for name in metrics if name in run.iterations):
+            split, _, metric = name.partition("/")
+            points = thin(run.iterations[name], MAX_BATCHES)
+            packed = _pack([value for _, value in points])
+            curve = {
+                "run": index,
+                "split": split,
+                "x": _index(steps, (step for step, _ in points)),
+                "y": packed,
+            }
+            charts.setdefault(f"{metric}, {split}", []).append(curve)
+    return charts
+
+
+def _charts(curves: dict[str, list[Tree]], x: str) -> list[Tree]:
+    """Return a chart for each title in *curves*, except those without a finite number."""
+    return [
+        {
+            "title": title,
+            "x": x,
+            "spec": empty_curves_spec({curve["split"] for curve in drawn}, x=x, title=title, color_of={}),
+            "curves": drawn,
+        }
+        for title, drawn in sorted(curves.items())
+        if any(curve["y"] for curve in drawn)
+    ]
+
+
+def _pack(values: Sequence[float]) -> str:
+    """Return *values* as little-endian float32 in base64; an empty text if none is finite."""
+    with np.errstate(over="ignore"):
+        packed = np.asarray(values).astype("<f4")
+    return base64.b64encode(packed.tobytes()).decode() if np.isfinite(packed).any() else ""

@@ -12,7 +12,7 @@ from dvc_render.vega import VegaRenderer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline import plot_images
+from pipeline.comparison import plot_images
 from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.project.revisions.files import read_runs
@@ -85,7 +85,9 @@ def _epochs(comparison: Comparison, names: Sequence[str]) -> Curves:
 
 def _batches(data: Mapping[str, PlotData], names: Sequence[str]) -> Curves:
     return {
-        name: {run: each.iterations[name] for run, each in data.items() if name in each.iterations}
+        name: {
+            run: plot_data.iterations[name] for run, plot_data in data.items() if name in plot_data.iterations
+        }
         for name in names
     }
 

@@ -106,8 +106,8 @@ class Comparison:
 
     def delta(self, run: RunSummary, metric: str) -> float | None:
         """Return the ranking value of *run* minus that of the baseline; None if one of them has none."""
-        here, there = run.metrics.get(metric), self.baseline.metrics.get(metric)
-        return None if here is None or there is None else here.ranking_value - there.ranking_value
+        curve, there = run.metrics.get(metric), self.baseline.metrics.get(metric)
+        return None if curve is None or there is None else curve.ranking_value - there.ranking_value
 
 
 def param_key(value: Any) -> str:
@@ -115,9 +115,9 @@ def param_key(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return repr(int(value))
     if isinstance(value, Mapping):
-        return repr(sorted((repr(key), param_key(each)) for key, each in value.items()))
+        return repr(sorted((repr(key), param_key(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
-        return repr([param_key(each) for each in value])
+        return repr([param_key(item) for item in value])
     return repr(value)
 
 
@@ -146,7 +146,7 @@ def select_metrics(comparison: Comparison, requested: Sequence[str]) -> tuple[st
     names = comparison.metrics
     if not requested:
         return tuple(name for name in names if name.startswith("valid/")) or names
-    return tuple(dict.fromkeys(name for each in requested for name in _matches(each, names)))
+    return tuple(dict.fromkeys(name for request in requested for name in _matches(request, names)))
 
 
 def sort_runs(comparison: Comparison, view: ViewOptions) -> tuple[RunSummary, ...]:
@@ -164,14 +164,14 @@ def sort_runs(comparison: Comparison, view: ViewOptions) -> tuple[RunSummary, ..
 
 def _matches(requested: str, names: Sequence[str]) -> list[str]:
     wanted = requested.casefold().replace("_", " ")
-    found = [name for name in names if wanted in (name.casefold(), name.casefold().partition("/")[2])]
-    if not found:
+    matches = [name for name in names if wanted in (name.casefold(), name.casefold().partition("/")[2])]
+    if not matches:
         options = [*names, *(name.partition("/")[2] for name in names)]
         raise ParamsError(
             f"no run has a metric {requested!r}.{closest(requested, options)} "
             f"Name one of: {', '.join(names) or 'none'}"
         )
-    return found
+    return matches
 
 
 def _key(comparison: Comparison, sort: str) -> Callable[[RunSummary], Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from typing import Any, Literal
 
 from pipeline.comparison.runs import (
@@ -44,13 +45,13 @@ class TableColumn:
 
 def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
-    found = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
+    chosen = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
     names = short_names([key for run in comparison.runs for key in run.params])
-    found += [_param_column(key, names[key]) for key in comparison.differing]
+    chosen += [_param_column(key, names[key]) for key in comparison.differing]
     for name in select_metrics(comparison, view.metrics):
-        found += metric_columns(comparison, name)
+        chosen += metric_columns(comparison, name)
     return [
-        *found,
+        *chosen,
         TableColumn("epochs", "epochs", lambda run: run.epochs, str),
         TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
         TableColumn(
@@ -69,12 +70,12 @@ def text_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            f"{cell:>{width}}" if column.numeric else f"{cell:<{width}}"
+            f"{cell:{'>' if column.numeric else '<'}{width}}"
             for cell, width, column in zip(row, widths, chosen, strict=True)
         ).rstrip()
         for row in cells
     ]
-    return "\n".join([*lines, *_notes(comparison)]) + "\n"
+    return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 
 def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
@@ -82,7 +83,7 @@ def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> 
     chosen, (header, *rows) = _cells(comparison, view)
     rule = ["---:" if column.numeric else ":---" for column in chosen]
     lines = [f"| {' | '.join(map(_escape, row))} |" for row in (header, rule, *rows)]
-    notes = [f"\n{_escape(note)}" for note in _notes(comparison)]
+    notes = [f"\n{_escape(note)}" for note in list_notes(comparison)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -116,18 +117,21 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
-    found = {
+    content = {
         "first": comparison.runs[0].name if runs else None,
         "baseline": comparison.baseline.name if runs else None,
         "differing": list(comparison.differing),
         "runs": runs,
     }
-    return _escape_unprintable(to_json(found)) + "\n"
+    return _escape_unprintable(to_json(content)) + "\n"
 
 
 def _escape_unprintable(text: str) -> str:
     """Return the JSON *text* with an escape for each character in its strings that is not printable."""
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
 
 
 def format_value(value: Any) -> str:
@@ -164,28 +168,17 @@ def _param_column(key: str, title: str) -> TableColumn:
 def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
     """Return the columns of the metric *name*: its last and its best value, the best epoch, and the delta."""
 
-    def of(run: RunSummary) -> MetricCurve | None:
-        return run.metrics.get(name)
-
-    def best(run: RunSummary) -> float | None:
-        found = of(run)
-        return None if found is None else found.best
-
-    def epoch(run: RunSummary) -> int | None:
-        found = of(run)
-        return None if found is None else found.best_epoch
-
-    def last(run: RunSummary) -> float | None:
-        found = of(run)
-        return None if found is None else found.last
+    def value_of(attribute: str) -> Callable[[RunSummary], Any]:
+        value = attrgetter(attribute)
+        return lambda run: value(run.metrics[name]) if name in run.metrics else None
 
     def delta(run: RunSummary) -> float | None:
         return comparison.delta(run, name)
 
     return [
-        TableColumn(name, name, last, _round, role="last", metric=name),
-        TableColumn("best", f"{name} best", best, _round, role="best", metric=name),
-        TableColumn("epoch", f"{name} best epoch", epoch, str, role="epoch", metric=name),
+        TableColumn(name, name, value_of("last"), _round, role="last", metric=name),
+        TableColumn("best", f"{name} best", value_of("best"), _round, role="best", metric=name),
+        TableColumn("epoch", f"{name} best epoch", value_of("best_epoch"), str, role="epoch", metric=name),
         TableColumn("Δ", f"{name} delta", delta, format_difference, role="delta", metric=name),
     ]
 
@@ -206,7 +199,8 @@ def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn]
     return chosen, [[replace_unprintable(column.title) for column in chosen], *rows]
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def list_notes(comparison: Comparison) -> list[str]:
+    """Return a line for each note of a run, for a terminal."""
     return [replace_unprintable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
 
 
@@ -237,9 +231,9 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
 def _json_value(value: Any) -> Any:
     """Return *value* with text in place of what JSON does not have, such as a date in YAML."""
     if isinstance(value, Mapping):
-        return {str(key): _json_value(each) for key, each in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(each) for each in value]
+        return [_json_value(item) for item in value]
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

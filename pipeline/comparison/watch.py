@@ -92,9 +92,9 @@ class Watcher:
         read = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
         fixed = [name for name, (run, _) in read.items() if run.cached and not revisions[name].collision]
         self._known |= {revisions[name].sha: read[name] for name in fixed if revisions[name].sha}
-        known = {name: self._known[files.sha] for name, files in revisions.items() if name not in read}
+        earlier = {name: self._known[files.sha] for name, files in revisions.items() if name not in read}
         return [
-            read[name] if name in read else (replace(known[name][0], name=name), known[name][1])
+            read[name] if name in read else (replace(earlier[name][0], name=name), earlier[name][1])
             for name in revisions
         ]
 
@@ -123,7 +123,7 @@ def read_live_run(run: Run) -> RunSummary | None:
         name=f"at work {run.key}",
         sha=None,
         params=params,
-        metrics={each.name: each for each in curves},
+        metrics={curve.name: curve for curve in curves},
         epochs=history.epochs or None,
         notes=(f"at work in epoch {run.beat.epoch} of {run.beat.epochs}; that epoch has the mean until now",),
     )
@@ -209,4 +209,4 @@ def _project_state() -> Any:
     head = run_git(Path(), "rev-parse", "HEAD")
     refs = run_git(Path(), "for-each-ref", "--format=%(objectname) %(refname)")
     stats = [path.stat() if path.exists() else None for path in map(Path, TRACKED)]
-    return head, refs, [each and (each.st_mtime_ns, each.st_size) for each in stats]
+    return head, refs, [stat and (stat.st_mtime_ns, stat.st_size) for stat in stats]

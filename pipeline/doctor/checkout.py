@@ -18,14 +18,13 @@ from pathlib import Path
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.doctor.stale_files import remove_ended_processes
+from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
+from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import run_git, try_git
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
-FIX = "`learner doctor --fix` does it"
 BACKUP = "learner doctor: before the repair"
 """Message of the stash that keeps the state before a repair."""
 LOCK_PATTERNS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
@@ -54,13 +53,13 @@ def check_checkout() -> Iterator[Diagnostic]:
     if pids := find_git_processes(top):
         yield ok("git", f"pid {', '.join(map(str, pids))} is using this repository")
         return
-    found = [
+    diagnostics = [
         *_check_locks(top),
         *_check_experiments(top),
         *_check_references(top),
         *_check_temporary_files(top),
     ]
-    yield from found or [ok("git", "no stale files of killed processes")]
+    yield from diagnostics or [ok("git", "no stale files of killed processes")]
 
 
 def find_git_processes(top: Path) -> list[int]:
@@ -101,9 +100,8 @@ class _InterruptedRun:
 
 
 def _check_experiments(top: Path) -> Iterator[Diagnostic]:
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
     with suppress(StageError):  # raised by git, for example because of a lock file, which is reported
         run = _find_interrupted_run(top, temporary)
@@ -124,14 +122,14 @@ def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
     writer_time = _read_writer_time(temporary)
     arguments_time = _read_modification_time(arguments) if listed else None
-    times = [each for each in (writer_time, arguments_time) if each]
+    times = [timestamp for timestamp in (writer_time, arguments_time) if timestamp]
     if not times:
         return None
     stash, branch = _find_stash(top, max(times)), _find_branch(top)
     if stash is None and branch is None and not listed:
         return None  # DVC had changed nothing yet, or had undone all of it
     unstaged = filter(None, run_git(top, "diff", "--name-only", "-z").split("\0"))
-    changed = [each for each in unstaged if not _is_stored(top, each)]
+    changed = [name for name in unstaged if not _is_stored(top, name)]
     return _InterruptedRun(branch, stash, tuple(changed))
 
 
@@ -235,8 +233,8 @@ def _check_references(top: Path) -> Iterator[Diagnostic]:
 
 def _delete_references(top: Path, names: list[str]) -> None:
     if not find_git_processes(top):
-        for each in names:
-            run_git(top, "update-ref", "-d", each)
+        for name in names:
+            run_git(top, "update-ref", "-d", name)
 
 
 def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
@@ -250,9 +248,9 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
         return
     paths = [*cache.rglob(".*.tmp"), *(path for folder in folders for path in folder.glob(".*.tmp"))]
     old = [
-        each
-        for each in paths
-        if TEMPORARY_FILE.fullmatch(each.name) and _age(each) > MIN_TEMPORARY_FILE_AGE_SECONDS
+        path
+        for path in paths
+        if TEMPORARY_FILE.fullmatch(path.name) and _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS
     ]
     if old:
         listed = ", ".join(map(str, sorted(old)[:MAX_LISTED_FILES]))
@@ -267,5 +265,5 @@ def _age(path: Path) -> float:
 
 def _remove_temporary_files(top: Path, paths: list[Path]) -> None:
     if not find_git_processes(top):
-        for each in paths:
-            each.unlink(missing_ok=True)
+        for path in paths:
+            path.unlink(missing_ok=True)

@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from stages.contracts.errors import StageError
 
+FIX = "`learner doctor --fix` does it"
+"""End of the remedy of a diagnostic that has a fix."""
+
 
 class Level(StrEnum):
     """The severity of a diagnostic."""
@@ -67,7 +70,9 @@ def run_checks(checks: Mapping[str, Check], timeout_seconds: float) -> dict[str,
         except Exception as error:  # noqa: BLE001  a failed check must not hide the others
             results[name] = [warning(name, f"check failed: {type(error).__name__}: {error}", "")]
 
-    threads = [threading.Thread(target=run_check, args=each, daemon=True) for each in checks.items()]
+    threads = [
+        threading.Thread(target=run_check, args=named_check, daemon=True) for named_check in checks.items()
+    ]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_seconds
@@ -86,6 +91,6 @@ def drop_duplicates(by_check: Mapping[str, Iterable[Diagnostic]]) -> list[Diagno
     """Return the diagnostics of all checks in order; several checks that report one cause report it once."""
     unique: dict[tuple[str, str], Diagnostic] = {}
     for diagnostics in by_check.values():
-        for each in diagnostics:
-            unique.setdefault((each.message, each.remedy), each)
+        for diagnostic in diagnostics:
+            unique.setdefault((diagnostic.message, diagnostic.remedy), diagnostic)
     return list(unique.values())

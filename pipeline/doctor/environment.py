@@ -1,6 +1,7 @@
-"""Checks of this machine and its services: replaced names, disk space, the Prefect API, DVC's remotes."""
+"""Checks of this machine and its services: replaced names, disk space, Prefect, DVC's remotes and state."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
+from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
 from pipeline.project.params import read_params
-from pipeline.project.paths import read_paths, runs_root
+from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, read_paths, runs_root
 from stages.contracts.text import format_megabytes
 from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
@@ -45,6 +46,10 @@ REMOTE_PROGRAM = (
 )
 RETRY = "Run `learner doctor` again with a greater --timeout"
 REMOTE_REMEDY = "`dvc push` and `dvc pull` need it. Check its address, your access, and the network"
+START_ENVIRONMENT = Path("/proc/self/environ")
+"""The variables with which this process was started, without those that a command of ours has set since."""
+SHARED_FOLDER = Path("/var/tmp/dvc")  # noqa: S108  that of DVC
+"""The folder of DVC's state if nothing names another one."""
 
 
 def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
@@ -111,14 +116,14 @@ def check_disk() -> Iterator[Diagnostic]:
     yield check_free_space(free, size, read_params().fit.keep.most)
 
 
-def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
-    """Check that *free* bytes suffice for *kept* checkpoints of *size* bytes each.
+def check_free_space(free: int, size: int, count: int) -> Diagnostic:
+    """Check that *free* bytes suffice for *count* checkpoints of *size* bytes each.
 
     A run needs space for one more; its results need space in the artifact directory and in DVC's cache.
     """
-    training, published = size * (kept + 1), 2 * size * kept
+    training, published = size * (count + 1), 2 * size * count
     message = (
-        f"{format_megabytes(free)} free; a checkpoint takes {format_megabytes(size)}: training with {kept} "
+        f"{format_megabytes(free)} free; a checkpoint takes {format_megabytes(size)}: training with {count} "
         f"and one more takes {format_megabytes(training)}, and the results in artifacts and DVC's cache "
         f"{format_megabytes(published)} more"
     )
@@ -246,6 +251,37 @@ def print_remote_state(name: str) -> None:
         filled = files.exists(repo.cloud.get_remote_odb(name).path)
         nearest = path
         while nearest and not filled and not files.exists(nearest):
-            above = files.parent(nearest)
-            nearest = "" if above == nearest else above
+            parent = files.parent(nearest)
+            nearest = "" if parent == nearest else parent
     sys.stdout.write(json.dumps({"path": path, "filled": filled, "nearest": nearest}) + "\n")
+
+
+def check_state_folder() -> Iterator[Diagnostic]:
+    """Check that no other user can write where DVC keeps its state when the user runs ``dvc``."""
+    try:
+        directory = Repo.find_dvc_dir()
+        configured = Config(directory)["core"].get("site_cache_dir")
+    except (DvcException, ConfigError):
+        return
+    folder = Path(_read_variable() or configured or SHARED_FOLDER)
+    if is_private(folder):
+        yield ok("state", f"DVC keeps its state in {folder}, which only you can write")
+        return
+    message = f"dvc keeps its state, which it unpickles, in {folder}, where other users can write"
+    remedy = f"Set core.site_cache_dir or {SITE_CACHE_VARIABLE} to a folder of yours: {FIX}"
+    yield warning("state", message, remedy, partial(_use_user_folder, directory))
+
+
+def _read_variable() -> str | None:
+    name = f"{SITE_CACHE_VARIABLE}=".encode()
+    for variable in START_ENVIRONMENT.read_bytes().split(b"\0"):
+        if variable.startswith(name):
+            return os.fsdecode(variable.removeprefix(name))
+    return None
+
+
+def _use_user_folder(directory: str) -> None:
+    """Name the folder of this user in the settings of this clone, which git ignores."""
+    folder = make_user_folder("dvc")
+    with Config(directory).edit("local") as settings:
+        settings["core"]["site_cache_dir"] = str(folder)

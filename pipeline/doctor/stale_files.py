@@ -7,17 +7,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
-from pipeline.engine.lockfile_repair import LOCKFILE, has_intact_backup, repair_lockfiles, try_dvc_lock
+from pipeline.doctor.diagnostics import FIX, Diagnostic, Level, ok, problem, warning
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
-from pipeline.project.lockfile import check_lockfile, is_truncated
+from pipeline.project.lockfile import (
+    LOCKFILE,
+    check_lockfile,
+    has_intact_backup,
+    is_truncated,
+    read_owners,
+    repair_lockfiles,
+    try_dvc_lock,
+)
 from pipeline.project.paths import runs_root
-from pipeline.project.revisions.cache_content import find_damaged_files
+from pipeline.project.revisions.dvc_checks import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
@@ -32,25 +38,30 @@ STANDALONE = Path("exps/standalone")
 QUEUE = Path("exps/run")
 """Folder of the processes of DVC's queue, relative to its temporary folder."""
 CLOCK_TOLERANCE_SECONDS = 2
-FIX = "`learner doctor --fix` does it"
+
+
+def find_temporary_folder() -> Path | None:
+    """Return DVC's temporary folder; None if this is not a project of DVC."""
+    with suppress(DvcException):
+        return Path(Repo.find_dvc_dir(), "tmp")
+    return None
 
 
 def check_locks() -> Iterator[Diagnostic]:
     """Check dvc.lock and DVC's lists of readers and writers for damage and for entries of ended processes."""
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
-    found = [each for name in RWLOCKS for each in _check_rwlock(temporary / name)]
+    diagnostics = [diagnostic for name in RWLOCKS for diagnostic in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
         message = f"{LOCKFILE} is truncated, as by a kill or a full disk, and every DVC command fails"
-        found.append(problem("locks", message, _describe_repair(), repair_lockfiles))
+        diagnostics.append(problem("locks", message, _describe_repair(), repair_lockfiles))
     else:
         check_lockfile(LOCKFILE)
     if PROJECT_LOCK.exists() and is_locked(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
-        found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
-    yield from found or [ok("locks", "no lock is held")]
+        diagnostics.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
+    yield from diagnostics or [ok("locks", "no lock is held")]
 
 
 def check_params_journal() -> Iterator[Diagnostic]:
@@ -76,10 +87,10 @@ def _describe_repair() -> str:
 
 
 def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
-    owners = _read_owners(path)
+    owners = read_owners(path)
     if owners is None:
         with _try_lock(path) as acquired:
-            is_corrupt = acquired and _read_owners(path) is None
+            is_corrupt = acquired and read_owners(path) is None
         if is_corrupt:
             message = f"{path} is truncated, as by a kill or a full disk, and every DVC command fails"
             yield problem("locks", message, f"rm {path}: {FIX}", partial(_remove_corrupt, path))
@@ -100,22 +111,6 @@ def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
         yield warning("locks", message, f"the next DVC command removes the entry, or {FIX}", remove)
 
 
-def _read_owners(path: Path) -> dict[int, str] | None:
-    """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
-    try:
-        return {int(each["pid"]): str(each["cmd"]) for each in _entries(json.loads(path.read_text()))}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _entries(content: Any) -> Iterator[Any]:
-    yield from content.get("write", {}).values()
-    for several in content.get("read", {}).values():
-        yield from several
-
-
 def _try_lock(path: Path) -> AbstractContextManager[bool]:
     """Acquire the lock that DVC holds while it writes *path*; yield False if a DVC process has it."""
     return try_dvc_lock(path.with_name(f"{path.name}.lock"))
@@ -123,22 +118,24 @@ def _try_lock(path: Path) -> AbstractContextManager[bool]:
 
 def _remove_corrupt(path: Path) -> None:
     with _try_lock(path) as acquired:
-        if acquired and _read_owners(path) is None:
+        if acquired and read_owners(path) is None:
             path.unlink()
 
 
 def remove_ended_processes(path: Path) -> None:
     """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
     with _try_lock(path) as acquired:
-        if not acquired or not (owners := _read_owners(path)):
+        if not acquired or not (owners := read_owners(path)):
             return
-        ended = {pid for pid, each in owners.items() if not is_alive(pid) or _is_reused(pid, each, path)}
+        ended = {
+            pid for pid, command in owners.items() if not is_alive(pid) or _is_reused(pid, command, path)
+        }
         content = json.loads(path.read_text())
-        write = {name: each for name, each in content.get("write", {}).items() if each["pid"] not in ended}
+        write = {name: entry for name, entry in content.get("write", {}).items() if entry["pid"] not in ended}
         read = {
             name: remaining
             for name, several in content.get("read", {}).items()
-            if (remaining := [each for each in several if each["pid"] not in ended])
+            if (remaining := [entry for entry in several if entry["pid"] not in ended])
         }
         write_text(path, json.dumps({"write": write, "read": read}))
 
@@ -160,14 +157,13 @@ def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
 
 def check_experiments() -> Iterator[Diagnostic]:
     """Check for killed experiments, and killed workers of the queue, that DVC shows as running."""
-    try:
-        temporary = Path(Repo.find_dvc_dir()) / "tmp"
-    except DvcException:
+    temporary = find_temporary_folder()
+    if temporary is None:
         return
-    found = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
-    if all(each.level is Level.OK for each in found):
-        found.append(ok("experiments", "no killed experiment is shown as running"))
-    yield from found
+    diagnostics = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
+    if all(diagnostic.level is Level.OK for diagnostic in diagnostics):
+        diagnostics.append(ok("experiments", "no killed experiment is shown as running"))
+    yield from diagnostics
 
 
 def _check_standalone(root: Path) -> Iterator[Diagnostic]:
@@ -202,11 +198,11 @@ def _check_queue(root: Path) -> Iterator[Diagnostic]:
 def _pids_of_copy(folder: Path) -> set[int]:
     """Return the processes that the locks of the project copy *folder* name."""
     path = folder / ".dvc/tmp/rwlock"
-    found = set(_read_owners(path) or {})
+    pids = set(read_owners(path) or {})
     for lock in (path.with_name("rwlock.lock"), path.with_name("lock")):
         with suppress(OSError, ValueError, IndexError):
-            found.add(int(lock.read_text().split()[0]))
-    return found
+            pids.add(int(lock.read_text().split()[0]))
+    return pids
 
 
 def _is_in_use(folder: Path) -> bool:
@@ -228,18 +224,18 @@ def _remove_experiment(root: Path, entry: Path, folder: Path) -> None:
 
 def check_run_stores() -> Iterator[Diagnostic]:
     """List the run stores, none of which is stale: the same command resumes an interrupted run."""
-    found = all_runs(runs_root())
-    for run in found:
+    stores = all_runs(runs_root())
+    for run in stores:
         if run.is_stalled:
             message = f"{run.key}: pid {run.owner and run.owner.pid} has made no progress for a minute"
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
-    resumable = [run.key for run in found if run.state in (State.INTERRUPTED, State.DEAD)]
+    resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.DEAD)]
     more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
-    yield ok("runs", f"{_count_states(found)}{more}")
+    yield ok("runs", f"{_count_states(stores)}{more}")
 
 
-def _count_states(found: Iterable[Run]) -> str:
-    states = [run.state.value for run in found]
+def _count_states(stores: Iterable[Run]) -> str:
+    states = [run.state.value for run in stores]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return ", ".join(counts) or "no run store"
 
@@ -248,7 +244,7 @@ def check_cache() -> Iterator[Diagnostic]:
     """Read every file in DVC's cache, and yield a problem for each that does not have its hash."""
     try:
         with Repo() as repo:
-            roots = dict.fromkeys(Path(each).resolve() for each in _cache_folders(repo))
+            roots = dict.fromkeys(Path(folder).resolve() for folder in _cache_folders(repo))
     except DvcException:
         return
     damaged = [path for root in roots for path in find_damaged_files(root)]

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.edit_guard import check_unchanged
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import read_paths, runs_root
-from pipeline.project.snapshot import Snapshot, interpolate, read_variables, take_snapshot
-from pipeline.project.yaml_files import read_definition
+from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, read_variables, take_snapshot
+from pipeline.project.yaml_files import read_definition, stages_of
 from stages import runs
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line
@@ -69,9 +68,8 @@ def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:
 def _read_outputs(name: str) -> list[Path]:
     """Return the outputs of the stage *name*. Raises `ParamsError` if it has none, or two of one name."""
     definition = read_definition()
-    stage = (definition.get("stages") or {}).get(name) or {}
-    listed = interpolate(stage.get("outs") or [], read_variables(definition))
-    outputs = [Path(next(iter(each)) if isinstance(each, Mapping) else each) for each in listed]
+    stage = stages_of(definition).get(name) or {}
+    outputs = [Path(path) for path in list_paths(stage, "outs", read_variables(definition))]
     if not outputs:
         raise ParamsError(f"dvc.yaml has no stage {name!r} with outs. Add it")
     if len({path.name for path in outputs}) < len(outputs):

@@ -20,12 +20,13 @@ from dvc.output import Output
 from dvc.stage import Stage
 
 from pipeline.engine.signals import DeferredSignals
-from pipeline.project.revisions.cache_content import (
+from pipeline.project.revisions.dvc_checks import (
+    CHECKS,
+    apply_checks,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
 )
-from pipeline.project.revisions.dvc_checks import CHECKS, apply_checks
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"
@@ -114,7 +115,9 @@ class StageCall:
 
     def replaces(self, stage: Any) -> bool:
         """Return whether the function runs in place of the command of *stage*."""
-        return self.commands is None or stage.cmd in [each.format(name=stage.name) for each in self.commands]
+        return self.commands is None or stage.cmd in [
+            command.format(name=stage.name) for command in self.commands
+        ]
 
 
 _call: ContextVar[StageCall | None] = ContextVar("call", default=None)

@@ -72,9 +72,9 @@ def build_command(arguments: Sequence[str]) -> list[str]:
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return *more* and the environment of this process, without its Prefect run and with its ``python``."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(PREFECT_PREFIX)}
-    path = os.pathsep.join([str(Path(sys.executable).parent), mine.get("PATH", os.defpath)])
-    return mine | {"PATH": path, **more}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFECT_PREFIX)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
+    return variables | {"PATH": path, **more}
 
 
 def _show(child: "subprocess.Popen[str]", last: deque[str], log_line: Callable[[str], None]) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
 from pipeline.engine.process_tree import find_dvc
+from pipeline.project.lockfile import TEMPORARY, try_dvc_lock
 from pipeline.project.paths import find_above
 from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from signal import SIGTERM
 
-from pipeline.engine.lockfile_repair import RWLOCK
-from pipeline.engine.parent_death import request_parent_death_signal
+from pipeline.engine.signals import request_parent_death_signal
+from pipeline.project.lockfile import RWLOCK
 from pipeline.project.paths import find_above
 from stages.system.processes import ancestors
 
@@ -33,10 +33,10 @@ def ancestors_up_to_dvc() -> list[int]:
     If DVC's process is not among them, because it has exited or did not start this one, return the parent
     only.
     """
-    above = ancestors()
+    pids = ancestors()
     owners = _dvc_writers()
-    known = [place for place, pid in enumerate(above) if pid in owners]
-    return above[: known[0] + 1] if known else above[:1]
+    places = [place for place, pid in enumerate(pids) if pid in owners]
+    return pids[: places[0] + 1] if places else pids[:1]
 
 
 def find_dvc(pids: Sequence[int]) -> int | None:
@@ -73,7 +73,7 @@ def _dvc_writers() -> set[int]:
     for _ in range(100):
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing the file
             content = json.loads(path.read_text())
-            return {int(each["pid"]) for each in content.get("write", {}).values()}
+            return {int(entry["pid"]) for entry in content.get("write", {}).values()}
         if not path.exists():
             break
         time.sleep(0.02)

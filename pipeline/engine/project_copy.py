@@ -21,7 +21,7 @@ from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
 from pipeline.project.git import find_head, git_error, run_git, try_git
-from pipeline.user_folder import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.runs.layout import RUNS_FOLDER
 from stages.system.file_lock import hold_lock
@@ -135,7 +135,7 @@ def temporary_copy(base: FrozenProject, place: Path) -> Iterator[Path]:
 
 def _clone(base: FrozenProject, place: Path) -> Path:
     try:
-        identity = [part for each in _identity(base) for part in ("--config", each)]
+        identity = [part for setting in _identity(base) for part in ("--config", setting)]
         run_git(
             base.top, "clone", "--quiet", "--shared", "--no-checkout", *identity, str(base.top), str(place)
         )
@@ -161,14 +161,14 @@ def copy_compiled_modules(base: FrozenProject, folder: Path) -> None:
     A compiled module is valid for the size and the time of its source, so the source gets the time too.
     """
     for source in folder.rglob("*.py"):
-        own = base.root / source.relative_to(folder)
-        compiled = Path(cache_from_source(str(own)))
+        original = base.root / source.relative_to(folder)
+        compiled = Path(cache_from_source(str(original)))
         with suppress(OSError):
-            if compiled.exists() and own.read_bytes() == source.read_bytes():
+            if compiled.exists() and original.read_bytes() == source.read_bytes():
                 target = Path(cache_from_source(str(source)))
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(compiled, target)
-                os.utime(source, ns=(0, own.stat().st_mtime_ns))
+                os.utime(source, ns=(0, original.stat().st_mtime_ns))
 
 
 def remove_orphaned(folder: Path) -> None:
@@ -213,8 +213,8 @@ def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str 
 def _identity(base: FrozenProject) -> list[str]:
     """Return the name and the address of the committer as settings, which may be set in this project only."""
     names = ("user.name", "user.email")
-    found = {name: try_git(base.top, "config", "--get", name).stdout.rstrip("\n") for name in names}
-    return [f"{name}={value}" for name, value in found.items() if value]
+    settings = {name: try_git(base.top, "config", "--get", name).stdout.rstrip("\n") for name in names}
+    return [f"{name}={value}" for name, value in settings.items() if value]
 
 
 def _share_cache(root: Path, folder: Path) -> None:

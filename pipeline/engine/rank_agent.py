@@ -21,9 +21,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from pipeline.engine.rank_exits import RankExit
-from pipeline.engine.rank_process import report_of
-from pipeline.error_reports import read_report
+from pipeline.engine.error_reports import read_report
+from pipeline.engine.rank_process import RankExit, report_of
 from stages.system.worker_signals import block_signals
 
 LOOPBACK = "127.0.0.1"
@@ -98,7 +97,8 @@ class RankAgent(LocalElasticAgent):
             role="default",
             local_world_size=ranks,
             entrypoint=command[0],
-            args=tuple(each.replace("$", "$$") for each in command[1:]),  # torch replaces ${local_rank}
+            # torch replaces ${local_rank}
+            args=tuple(argument.replace("$", "$$") for argument in command[1:]),
             rdzv_handler=_LocalRendezvous(store),
             max_restarts=0,
             monitor_interval=AGENT_PAUSE_SECONDS,
@@ -168,9 +168,9 @@ class RankAgent(LocalElasticAgent):
 
     def _send_signals(self) -> None:
         """Send the signals that are due to the ranks that run."""
-        failed = [each for each in self.exits if each.has_failed]
+        failed = [exited for exited in self.exits if exited.has_failed]
         if self._deadline is None and failed:
-            waits = LOST_SECONDS if all(each.is_lost for each in failed) else 0.0
+            waits = LOST_SECONDS if all(exited.is_lost for exited in failed) else 0.0
             if time.monotonic() >= failed[0].seconds + waits:
                 self._deadline = time.monotonic() + GRACE_SECONDS
         if self._kill.is_set() or (self._deadline is not None and time.monotonic() > self._deadline):

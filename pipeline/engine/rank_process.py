@@ -1,4 +1,4 @@
-"""The start of the process of a rank, which then becomes the command of the rank.
+"""The process of a rank: its start, and what its exit means for the run.
 
 ``python -m pipeline.engine.rank_process PARENT LOG_FOLDER FIRST COMMAND...`` prepares what a process
 inherits when it executes another program, and executes *COMMAND*. The ranks from *FIRST* on, 0 or 1, write to
@@ -8,16 +8,22 @@ log files.
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NoReturn
 
-from pipeline.engine.parent_death import request_parent_death_signal
-from pipeline.error_reports import REPORT_VARIABLE
+from pipeline.engine.error_reports import ERROR_PREFIX, REPORT_VARIABLE, ErrorReport, find_error, read_lines
+from pipeline.engine.signals import request_parent_death_signal
+from stages.contracts.errors import RankLostError, RunInterruptedError, StageError
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables with the interface on which the ranks listen for each other."""
+STOPPED = {128 + number: number for number in (SIGTERM, SIGINT, SIGHUP)}
+"""The signal for each exit code of a rank that was stopped and has saved its state."""
+DEFAULT_MESSAGE = "the ranks were stopped. Run the same command again to resume"
+MAX_LOG_LINES = 20
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -68,12 +74,109 @@ def _exit_with(parent: int) -> None:
 def _write_to(log: Path, *descriptors: int) -> None:
     """Let the *descriptors* write to *log*, and standard input read nothing."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    for each in descriptors:
-        os.dup2(output, each)
+    for descriptor in descriptors:
+        os.dup2(output, descriptor)
     os.close(output)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """The exit of one rank."""
+
+    rank: int
+    code: int
+    """The exit code, negative for a signal."""
+    seconds: float
+    """The time of the exit on the monotonic clock."""
+    report: ErrorReport | None
+    """The error that the rank reported, if any."""
+    sent: frozenset[int] = frozenset()
+    """The signals that the launcher had sent to the rank."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the rank failed, by itself or as a consequence of another failure."""
+        return self.code != 0 and self.code not in STOPPED
+
+    @property
+    def is_consequence(self) -> bool:
+        """Return whether the rank failed because another one did.
+
+        It lost the connection to it, or was killed by the launcher before it reported an error.
+        """
+        return self.is_lost or self.was_ended
+
+    @property
+    def was_ended(self) -> bool:
+        """Return whether the launcher ended the rank before it reported an error."""
+        return -self.code in self.sent and self.report is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the rank reported that it lost the connection to another one."""
+        return self.report is not None and self.report.code == RankLostError.exit_code
+
+
+def find_failure(exits: Collection[RankExit]) -> RankExit | None:
+    """Return the exit of the rank that failed first; None if no rank failed.
+
+    The others usually fail because they lose the connection to it. A rank that was killed is therefore the
+    first one, even if another one reported its error sooner than the exit was seen. If all that report an
+    error have lost a connection, it is that to a rank that exited with code 0 or did not respond.
+    """
+    failed = [exited for exited in exits if exited.has_failed]
+    causes = [exited for exited in failed if not exited.is_consequence]
+    lost = [exited for exited in failed if exited.is_lost]
+    silent = [exited for exited in exits if exited.code == 0 or exited.was_ended] if lost else []
+    return min(causes or silent or lost, key=_order, default=None)
+
+
+def find_stop(exits: Sequence[RankExit]) -> RankExit | None:
+    """Return the exit that describes the stop of all ranks best: with a signal's code, and rank 0's message.
+
+    A rank that stopped because another one received a signal has the code of SIGINT.
+    """
+    stopped = [exited for exited in exits if exited.code != 0]
+    codes = sorted(exited.code for exited in stopped if exited.code in STOPPED)
+    direct = [code for code in codes if code != 128 + SIGINT] or codes
+    first = min(stopped, key=lambda exited: exited.rank, default=None)
+    return first and replace(first, code=direct[0] if direct else first.code)
+
+
+def build_failure(failed: RankExit, device: str, folder: Path) -> StageError:
+    """Return the error for the rank that failed first, on *device*, with its log in *folder*."""
+    log = log_of(folder, failed.rank)
+    lines = read_lines(log) if failed.rank > 0 and log.exists() else []
+    reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
+    place = f"\n  log: {log}" if lines else ""
+    tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
+    return StageError(f"rank {failed.rank} ({device}): {reported or _describe(failed)}{place}{tail}")
+
+
+def build_interruption(stopped: RankExit) -> RunInterruptedError:
+    """Return the error for ranks that were stopped and have saved, with the message of one of them."""
+    number = STOPPED.get(stopped.code, SIGTERM)
+    message = stopped.report.message if stopped.report else DEFAULT_MESSAGE
+    return RunInterruptedError(message.removeprefix(f"{Signals(number).name}: "), number)
+
+
+def _order(failed: RankExit) -> tuple[bool, float]:
+    return failed.code != -SIGKILL, failed.report.seconds if failed.report else failed.seconds
+
+
+def _describe(failed: RankExit) -> str:
+    code = failed.code
+    if failed.was_ended:
+        return "did not respond to the other ranks, and was killed"
+    if code == 0:
+        return "exited with code 0 while the other ranks needed it"
+    if code > 0:
+        return f"exited with code {code}"
+    is_signal = -code in set(Signals)
+    return f"was killed by {Signals(-code).name if is_signal else f'signal {-code}'}"
 
 
 if __name__ == "__main__":

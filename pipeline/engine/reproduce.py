@@ -19,13 +19,12 @@ from voluptuous import Invalid
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command
-from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile, repair_lockfiles
+from pipeline.engine.error_reports import VERBOSE_VARIABLE
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.project.lockfile import check_lockfile
-from pipeline.project.revisions.cache_content import remove_damaged_output
+from pipeline.project.lockfile import LOCKFILE, back_up_lockfile, check_lockfile, repair_lockfiles
+from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.versions import VERSIONS, version_of
-from pipeline.user_errors import VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
 
@@ -63,10 +62,10 @@ def select_stages(targets: Sequence[str], *, downstream: bool = False) -> list[s
         with Repo() as repo:
             graph = repo.index.graph  # an edge leads from a stage to a dependency of it
             neighbors = graph.predecessors if downstream else graph.successors
-            selected = [each for each in graph if getattr(each, "name", None) in targets]
-            for each in selected:
-                selected += [other for other in neighbors(each) if other not in selected]
-            names = {getattr(each, "name", None) for each in selected}
+            selected = [stage for stage in graph if getattr(stage, "name", None) in targets]
+            for stage in selected:
+                selected += [other for other in neighbors(stage) if other not in selected]
+            names = {getattr(stage, "name", None) for stage in selected}
     except DvcException as error:
         raise StageFailedError(str(error)) from error
     return [name for name in VERSIONS if name in names]

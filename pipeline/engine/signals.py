@@ -2,12 +2,14 @@
 
 The handlers only set a flag or raise, because they run between any two instructions of the program. They are
 installed in the main thread only, leave an ignored signal ignored (``nohup``), and are removed at the end.
+The kernel can send a signal when the parent process exits.
 """
 
+import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, Signals
 from typing import Any
 
@@ -17,6 +19,7 @@ from stages.contracts.events import Interrupter
 TERMINATION_SIGNALS = (SIGTERM, SIGINT, SIGHUP)
 
 Handler = Callable[[int, Any], Any]
+_PR_SET_PDEATHSIG = 1
 
 
 class SignalReceived(BaseException):
@@ -149,3 +152,9 @@ def _install(handler: Handler, numbers: Sequence[int]) -> dict[int, Any]:
 def _restore(before: dict[int, Any]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def request_parent_death_signal(number: int) -> None:
+    """Have the kernel send signal *number* when the thread that started this process ends; on Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

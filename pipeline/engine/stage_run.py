@@ -1,30 +1,41 @@
-"""The run of one stage in this process, with the params and paths of the project in the current folder."""
+"""The run of one stage in this process, with the params and paths of the project in the current folder.
+
+A checkpoint of another run, from which build-learner starts, is copied to a temporary folder.
+"""
 
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from pipeline.engine.cache_links import link_into_cache, local_objects
-from pipeline.engine.edit_guard import check_loaded, check_unchanged
-from pipeline.engine.fit_launch import launch_fit, needs_launch
+from pipeline.engine.error_reports import explain_user_errors
+from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
 from pipeline.project.check import check_params, find_data_files, read_spec
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
-from pipeline.project.revisions.checkpoint_source import open_checkpoint
-from pipeline.project.snapshot import take_snapshot
+from pipeline.project.snapshot import check_loaded, check_unchanged, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
-from pipeline.user_errors import explain_user_errors
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.contracts.errors import ParamsError
 from stages.contracts.events import Interrupter, Renderer
-from stages.params.build_learner_params import BuildLearnerPaths
+from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConfig
 from stages.params.fit_context import FitContext, FitPaths, follow_main
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER
+
+PREFIX = ".resume-"
+STALE_SECONDS = 24 * 3600
+"""Age of a folder of a killed process after which it is removed."""
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
@@ -41,26 +52,28 @@ def _load_data(params: Params, paths: dict[str, Path]) -> None:
 
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
-    own = build_stage_paths(BuildLearnerPaths, paths)
+    stage_paths = build_stage_paths(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
-        build_learner.build_learner(params.build_learner, own, directory, portable=params.fit.portable)
+        build_learner.build_learner(
+            params.build_learner, stage_paths, directory, portable=params.fit.portable
+        )
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
-    own = build_stage_paths(FitPaths, paths, runs=runs_root())
+    stage_paths = build_stage_paths(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
     with defer_signals(interrupter):
         if needs_launch(params.fit):
-            launch_fit(params.fit, own, _code(own), interrupter, renderer=renderer)
+            launch_fit(params.fit, stage_paths, _code(stage_paths), interrupter, renderer=renderer)
             return
-        read_spec(own.learner, params)  # it may come from a remote, and building it runs what it names
+        read_spec(stage_paths.learner, params)  # it may come from a remote, and building runs what it names
         group = params.fit.join_ranks()
         if group.size > 1:
             interrupter.should_stop()  # from now on a signal only sets the flag: the ranks stop together
             accept_termination()
         context = FitContext(
-            _code(own) if group.is_main else {},
-            find_output_md5(own.metrics),
+            _code(stage_paths) if group.is_main else {},
+            find_output_md5(stage_paths.metrics),
             renderer,
             interrupter,
             group,
@@ -68,9 +81,9 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
             tags=_tags() if params.fit.loggers else {},
         )
         if not group.is_main:
-            follow_main(params.fit, own, context)
+            follow_main(params.fit, stage_paths, context)
             return
-        store = fit.fit(params.fit, own, context)
+        store = fit.fit(params.fit, stage_paths, context)
         if objects := local_objects(Path(".dvc")):
             link_into_cache(store / CHECKPOINT_FOLDER, objects)
 
@@ -93,21 +106,21 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
     return read_code_hashes(snapshot.params) | {
         path.as_posix(): state.digest
         for path, state in sorted(snapshot.files.items())
-        if not any(path.is_relative_to(each) for each in inputs)
+        if not any(path.is_relative_to(folder) for folder in inputs)
     }
 
 
 def read_key_entries() -> dict[str, Any]:
     """Return the entries from which the key of a run would be computed now."""
-    own = build_stage_paths(FitPaths, read_paths(), runs=runs_root())
-    return fit.key_entries(read_params().fit, own, _code(own))
+    stage_paths = build_stage_paths(FitPaths, read_paths(), runs=runs_root())
+    return fit.key_entries(read_params().fit, stage_paths, _code(stage_paths))
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    own = build_stage_paths(SaveModelPaths, paths)
-    if own.learner is not None and own.learner.exists():
-        read_spec(own.learner, params)
-    save_model.save_model(params.save_model, own)
+    stage_paths = build_stage_paths(SaveModelPaths, paths)
+    if stage_paths.learner is not None and stage_paths.learner.exists():
+        read_spec(stage_paths.learner, params)
+    save_model.save_model(params.save_model, stage_paths)
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {
@@ -136,3 +149,50 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     with explain_user_errors(name):
         body(params, paths)
     check_unchanged(before)
+
+
+@contextmanager
+def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path]) -> Iterator[Path | None]:
+    """Yield the folder of *checkpoint*, which is valid in the block; None if *checkpoint* is None.
+
+    The checkpoint of a revision is copied from DVC's cache, or its remote, to a folder next to the run
+    stores. Raises `ParamsError` for a path among the pipeline's own outputs, and `CheckpointError` if the
+    checkpoint is missing.
+    """
+    if checkpoint is None:
+        yield None
+    elif checkpoint.path is not None:
+        _check_outside(Path(checkpoint.path), paths)
+        yield Path(checkpoint.path)
+    else:
+        with _folder(runs_root()) as folder:
+            revisions = import_module(
+                "pipeline.project.revisions.revision"
+            )  # imports DVC, which few runs need here
+            revisions.Revision(checkpoint.rev).fetch(checkpoint.epoch, folder)
+            yield folder
+
+
+def _check_outside(path: Path, paths: dict[str, Path]) -> None:
+    for output in paths.values():
+        if Path(os.path.abspath(path)).is_relative_to(Path(os.path.abspath(output))):  # noqa: PTH100  no link followed
+            raise ParamsError(
+                f"build_learner.checkpoint.path is {path}, an output of this pipeline, which DVC removes "
+                "before the next run. Run `learner resume HEAD --epoch N` to resume a committed run, or copy "
+                "the checkpoint to another folder"
+            )
+
+
+@contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """Yield a temporary folder below *root*, and remove stale ones of killed processes."""
+    root.mkdir(parents=True, exist_ok=True)
+    for stale in root.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - stale.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(mkdtemp(prefix=PREFIX, dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

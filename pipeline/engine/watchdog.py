@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
+from pipeline.project.lockfile import back_up_lockfile, repair_lockfiles
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 from stages.system.file_lock import open_lock, try_lock
 from stages.system.processes import is_alive, module_command

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from uuid import UUID
 
-from pipeline.engine.edit_guard import record_loaded_sources
 from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
 from pipeline.flows.flow import RUN_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
+from pipeline.project.snapshot import record_loaded_sources
 from stages.contracts.printing import CleanRecord
 
 __all__ = ["ENTRYPOINT", "SERVER_VARIABLE", "learner"]
@@ -46,7 +46,7 @@ def _leave_search_path() -> None:
     the folder of this package, from which this module was imported.
     """
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != str(Path.cwd()))
+    os.environ["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder != str(Path.cwd()))
 
 
 if RUN_VARIABLE in os.environ:

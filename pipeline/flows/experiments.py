@@ -27,7 +27,7 @@ from pipeline.engine.project_copy import (
 )
 from pipeline.flows.prefect_api import FLOW_RUN
 from pipeline.project.git import run_git
-from pipeline.project.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
@@ -66,7 +66,7 @@ def run_experiment(
         elif line:
             logger.info("%s", line)
 
-    sets = [part for each in experiment.overrides for part in ("--set-param", each)]
+    sets = [part for override in experiment.overrides for part in ("--set-param", override)]
     command = ["exp", "run", "--temp", "--name", experiment.name, *sets, *experiment.targets]
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)

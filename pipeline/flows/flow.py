@@ -28,7 +28,6 @@ from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
-from pipeline.flows.override_rules import check_overrides
 from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.server_outage import (
@@ -41,9 +40,9 @@ from pipeline.flows.server_outage import (
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.project.check import check_stages
-from pipeline.project.delivered_files import check_delivered_files
+from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
-from pipeline.project.params_edit import override_params
+from pipeline.project.params_edit import check_overrides, override_params
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
@@ -70,7 +69,7 @@ def _name_run() -> str:
     context = FlowRunContext.get()
     overrides = (context.parameters or {}).get("overrides") if context else None
     if overrides:
-        return ", ".join(_shorten(each) for each in overrides)[:MAX_NAME]
+        return ", ".join(_shorten(override) for override in overrides)[:MAX_NAME]
     with suppress(StageError):
         params = read_params()
         built = params.build_learner
@@ -121,13 +120,13 @@ def learner(
             if name:
                 results = _run_experiment(request, name)
             else:
-                with _workspace(request) as workspace:
+                with _workspace(request) as report:
                     for stage in request.stages:
                         with _explain_timeout(stage, request.deadline):
                             task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
                             outcome = task(execute).result()  # not submitted: threads receive no signal
-                        workspace.report(stage, outcome)
-                    results = workspace.read_results() if request.trains else None
+                        report(stage, outcome)
+                    results = read_results() if request.trains else None
             _publish(results, name, push=push)
         except TimeoutError as error:
             if not has_passed(request.deadline):
@@ -165,14 +164,6 @@ class _CommandLine:
     report: Report
     outage_seconds: float
     has_returned: threading.Event
-
-
-@dataclass(frozen=True)
-class _Workspace:
-    """The workspace of a run, which no other run uses."""
-
-    report: Report
-    read_results: Callable[[], Results | None]
 
 
 _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", default=None)
@@ -242,19 +233,22 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
 
 
 @contextmanager
-def _workspace(request: _Request) -> Iterator[_Workspace]:
-    """Hold the project lock in the block, with the overrides of *request* in params.yaml."""
+def _workspace(request: _Request) -> Iterator[Report]:
+    """Hold the project lock in the block, with the overrides of *request* in params.yaml.
+
+    Yields the function that receives the outcome of each stage.
+    """
     if command_line := _command_line.get():
-        yield _Workspace(command_line.report, read_results)
+        yield command_line.report
         return
     logger = get_run_logger()
-    left = seconds_left(request.deadline)
+    remaining = seconds_left(request.deadline)
     wait_seconds = read_seconds(WAIT_VARIABLE, WAIT_SECONDS)
     start_watchdog(os.getpid())
-    with project_lock(timeout_seconds=wait_seconds if left is None else min(wait_seconds, left)):
+    with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
         with edit_params(override_params(request.overrides)) if request.overrides else nullcontext():
-            yield _Workspace(lambda name, outcome: logger.info("%s: %s", name, outcome), read_results)
+            yield lambda name, outcome: logger.info("%s: %s", name, outcome)
 
 
 @contextmanager
@@ -269,8 +263,8 @@ def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
 
 
 def _run_experiment(request: _Request, name: str) -> Results | None:
-    options = [each for each in ("downstream", "force") if getattr(request, each)]
-    targets = [*request.targets, *(f"--{option}" for option in options)]
+    options = {"--downstream": request.downstream, "--force": request.force}
+    targets = [*request.targets, *(option for option, is_set in options.items() if is_set)]
     run = Experiment(name, request.overrides, targets)
     run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
     return read_results(name) if request.trains else None

@@ -1,4 +1,4 @@
-"""The Prefect API that is configured, and whether a run is recorded there, without importing Prefect."""
+"""The Prefect API that is configured, and the record of a run there, without importing Prefect before it."""
 
 import base64
 import json
@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from http import HTTPStatus
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipeline.engine.stage_run import run_stage
+from pipeline.project.versions import VERSIONS
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import hide_passwords
 from stages.runs.layout import UNREACHABLE_API_FILE
@@ -124,11 +127,11 @@ def probe() -> str | None:
 
     A refused login or certificate counts as a response, because Prefect has its own settings for both.
     """
-    found: list[str | None] = []
-    thread = threading.Thread(target=lambda: found.append(_probe()), daemon=True)
+    problems: list[str | None] = []
+    thread = threading.Thread(target=lambda: problems.append(_probe()), daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)  # the lookup of a name has no time limit of its own
-    return found[0] if found else f"no response within {PROBE_SECONDS:g} s"
+    return problems[0] if problems else f"no response within {PROBE_SECONDS:g} s"
 
 
 def needs_login(timeout_seconds: float) -> bool:
@@ -193,3 +196,17 @@ def _probe() -> str | None:
 
 def _unreachable(problem: str) -> str:
     return hide_passwords(f"the Prefect API at {read_setting(URL)} is unreachable ({problem})")
+
+
+def run_stage_of_dvc(name: str, dvc: int | None, warn: Callable[[str], None]) -> None:
+    """Run stage *name* as a Prefect task run if an API is configured, otherwise as a plain function.
+
+    *dvc* is the process that DVC runs in, if any. *warn* receives the warning if the API is unreachable;
+    the stage then runs without a record. Prefect is imported only if an API is configured.
+    """
+    if name in VERSIONS and is_stage_recorded(dvc, warn):
+        os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+        if import_module("pipeline.flows.task_run").run_as_task(name):
+            return
+        warn("warning: the Prefect server stopped responding, so this stage is not recorded there")
+    run_stage(name)

@@ -71,12 +71,14 @@ def apply() -> None:
     Raises `StageError` if a name does not match the installed Prefect. Then no name is replaced.
     """
     check_patches(PATCHES)
-    setattr(
-        prefect.flow_engine, LEASE_KEEPER, _continue_without_lease(getattr(prefect.flow_engine, LEASE_KEEPER))
+    replacements: tuple[tuple[object, str, Callable[[Any], Any]], ...] = (
+        (prefect.flow_engine, LEASE_KEEPER, _continue_without_lease),
+        (control_listener, COMMIT, _commit_while_deferred),
+        (ScheduledRunPoller, POLL, _skip_failed_poll),
+        (_QueueServiceBase, DRAIN, _skip_reset_service),
     )
-    setattr(control_listener, COMMIT, _commit_while_deferred(getattr(control_listener, COMMIT)))
-    setattr(ScheduledRunPoller, POLL, _skip_failed_poll(getattr(ScheduledRunPoller, POLL)))
-    setattr(_QueueServiceBase, DRAIN, _skip_reset_service(getattr(_QueueServiceBase, DRAIN)))
+    for owner, name, replace in replacements:
+        setattr(owner, name, replace(getattr(owner, name)))
 
 
 def _continue_without_lease(

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline import plot_images
+from pipeline.comparison import plot_images
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
 from pipeline.project.git import run_git
 from pipeline.project.revisions.revision import Results
@@ -37,11 +37,11 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
         return
     write_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
-        found = results.checkpoint
-        text = f"`{found.name}` is in the cache of this host: `{found.cached}`"
+        model = results.checkpoint
+        text = f"`{model.name}` is in the cache of this host: `{model.cached}`"
         if results.rev:
-            text += f"\n\nIn any clone of this repository: `dvc get . {found.name} --rev {results.rev}`"
-        artifacts.create("markdown", f"{prefix}-checkpoint", text, f"The model after epoch {found.epoch}")
+            text += f"\n\nIn any clone of this repository: `dvc get . {model.name} --rev {results.rev}`"
+        artifacts.create("markdown", f"{prefix}-checkpoint", text, f"The model after epoch {model.epoch}")
     key = f"{prefix}-record"
     project = _identify_project()
     name, before = _last_record(run, key, project, artifacts)
@@ -82,8 +82,8 @@ def _curves_url(history: History) -> str | None:
 def _curves_specification(history: History) -> dict[str, Any]:
     """Return a Vega-Lite specification with a panel for each metric."""
     rows = [
-        {"epoch": each.epoch, "metric": each.metric, "split": str(each.split), "value": each.value}
-        for each in history
+        {"epoch": value.epoch, "metric": value.metric, "split": str(value.split), "value": value.value}
+        for value in history
     ]
     panel = {
         "width": 320,
@@ -122,11 +122,11 @@ def _identify_project() -> str:
 
     Without a commit, return the host and the path of the folder.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     with suppress(StageError):
-        first = run_git(here, "rev-list", "--max-parents=0", "HEAD").split()[-1]
-        return f"{first}:{run_git(here, 'rev-parse', '--show-prefix').strip()}"
-    return f"{socket.gethostname()}:{here}"
+        first = run_git(folder, "rev-list", "--max-parents=0", "HEAD").split()[-1]
+        return f"{first}:{run_git(folder, 'rev-parse', '--show-prefix').strip()}"
+    return f"{socket.gethostname()}:{folder}"
 
 
 def _last_record(run: FlowRun, key: str, project: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
@@ -153,13 +153,13 @@ def _newest_record(
         flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=MAX_PREVIOUS_RUNS
     )
     records = ArtifactFilter.model_validate({"key": {"any_": [key]}})
-    for each in runs:
-        of_it = FlowRunFilter.model_validate({"id": {"any_": [each.id]}})
+    for previous in runs:
+        of_it = FlowRunFilter.model_validate({"id": {"any_": [previous.id]}})
         for artifact in client.read_artifacts(artifact_filter=records, flow_run_filter=of_it):
-            found = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
-            record = json.loads(found[0]) if found else {}
+            match = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
+            record = json.loads(match[0]) if match else {}
             if record and (run.deployment_id or record.get("project") == project):
-                return each.name, record
+                return previous.name, record
     return "", {}
 
 
@@ -175,7 +175,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 
 def _row(name: str, before: Any, now: Any) -> dict[str, Any]:
-    both = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (before, now))
+    both = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now))
     difference = f"{now - before:+.4g}" if both else ""
     return {"name": name, "last run": _number(before), "this run": _number(now), "difference": difference}
 

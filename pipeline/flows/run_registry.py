@@ -14,14 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
@@ -96,13 +89,12 @@ def report_abandoned_submissions(deployment: UUID) -> None:
 
 def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
     """Return the id of the state of each pending run of *deployment*."""
-    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
-    of_deployment = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    pending = FlowRunFilter.model_validate(
+        {"state": {"type": {"any_": ["PENDING"]}}, "deployment_id": {"any_": [deployment]}}
+    )
     with short_timeout_client() as client:
-        found = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state=state), deployment_filter=of_deployment
-        )
-    return {each.id: each.state_id for each in found}
+        flow_runs = client.read_flow_runs(flow_run_filter=pending)
+    return {flow_run.id: flow_run.state_id for flow_run in flow_runs}
 
 
 def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:

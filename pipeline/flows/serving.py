@@ -23,10 +23,10 @@ from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.flow import learner
-from pipeline.flows.override_rules import ALLOW_CODE, check_overrides
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
 from pipeline.project.collision import ROOT
+from pipeline.project.params_edit import ALLOW_CODE, check_overrides
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.contracts.printing import print_line
 
@@ -59,7 +59,7 @@ class Plan:
         try:
             CronSchedule(cron=self.cron, timezone=self.timezone)
         except ValidationError as error:
-            reason = "; ".join(each["msg"] for each in error.errors())
+            reason = "; ".join(detail["msg"] for detail in error.errors())
             raise ParamsError(f"--cron {self.cron!r} --timezone {self.timezone}: {reason}") from error
         return Cron(self.cron, timezone=self.timezone)
 

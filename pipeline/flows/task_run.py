@@ -18,7 +18,7 @@ from prefect.results import get_result_store
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from pipeline.engine.fit_launch import needs_launch
+from pipeline.engine.rank_launcher import needs_launch
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
@@ -80,7 +80,7 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
             lines = None if prints_lines else LogRenderer(logger)
             shown = ProgressRenderer.of_this_run(logger)
-            renderer = Renderers([each for each in (lines, shown, renderer) if each])
+            renderer = Renderers([candidate for candidate in (lines, shown, renderer) if candidate])
         run_stage(name, renderer)
 
 

@@ -1,36 +1,77 @@
-"""Checks of params against the rest of the project: the sections and ``deps`` in dvc.yaml, and the data."""
+"""Checks of params: against dvc.yaml and the data, and of the parts and devices that they name.
 
+Only an import shows whether a part can be imported. A user's module may load torch, print, exit or crash, so
+it is imported in another process, and only if params name a part that is not built in: `learner check`
+itself imports none of them.
+"""
+
+import json
+import subprocess
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.project.params import Params, build_params_error
+from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
+from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths, read_paths
-from pipeline.project.snapshot import interpolate, read_variables
+from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
-from stages.contracts.config import Use
-from stages.contracts.errors import ParamsError
+from stages.contracts import plugins
+from stages.contracts.config import Use, arguments_of
+from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
+from stages.data import config as sources
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
-from stages.optim.schedules import BUILT_IN, FUNCTIONS, ScheduleUse
+from stages.loggers import config as loggers
+from stages.metrics import registry as metrics
+from stages.models import config as models
+from stages.optim import config as optimizers
+from stages.optim import schedules
+from stages.optim.schedules import FUNCTIONS, ScheduleUse
 from stages.records.safetensors_format import is_index, read_index
 from stages.runs.retention import BestConfig
+from stages.system.processes import program_command
 
-PARAMS = Path("params.yaml")
 SECTIONS_BY_STAGE = {
     "load-data": ("load_data",),
     "build-learner": ("build_learner",),
     "fit": ("build_learner", "fit"),
 }
 """The sections of params.yaml that name the code that a stage runs."""
-ONE_CYCLE = ("one_cycle", BUILT_IN["one_cycle"])
+ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
+BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {
+    "source": sources.BUILT_IN,
+    "dataset": {},
+    "model": models.BUILT_IN,
+    "optimizer": optimizers.BUILT_IN,
+    "schedule": schedules.BUILT_IN,
+    "batcher": sources.BATCHERS,
+    "augmentation": sources.AUGMENTATIONS,
+    "metric": metrics.BUILT_IN,
+    "logger": loggers.BUILT_IN,
+}
+OFFERED = {
+    "source": (),
+    "dataset": (),
+    "model": ("input_shape", "num_classes", "num_outputs", "vocabulary_size"),  # by build-learner
+    "batcher": ("mean", "std"),  # by fit
+    "logger": loggers.PATH_PARAMETERS,  # by fit
+}
+"""Arguments that a stage passes to a part in addition to those in params, if it accepts them."""
+NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
+"""Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
+END = ["", ""]
+"""Last line of a result. A failure after it occurs at exit, and does not affect a run."""
+PROGRAM = "from pipeline.project.check import main; main(sys.argv[1])"
 
 
 def check_params(params: Params) -> None:
@@ -46,11 +87,11 @@ def find_late_mistakes(
 
     *content* is that of params.yaml, from which *params* were read, and *definition* that of dvc.yaml.
     """
-    missing = [each for each in _list_tracked_keys(definition) if not _has(content, each[1])]
     lines = [
         f"{key}: the key is missing, and the stage {stage} in dvc.yaml tracks it. Add "
         + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
-        for stage, key in missing
+        for stage, key in _list_tracked_keys(definition)
+        if look_up(content, key) is ABSENT
     ]
     model = parse_paths(definition, "dvc.yaml").get("model")
     try:
@@ -69,15 +110,17 @@ def find_late_mistakes(
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
     """Return a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
-    stage = (definition.get("stages") or {}).get("save-model")
+    stage = stages_of(definition).get("save-model")
     paths = parse_paths(definition, "dvc.yaml")
     if not params.load_data.test_fraction or stage is None:
         return []
     missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
     values = read_variables(definition)
     for kind, names in {"deps": ("learner", "data"), "outs": ("test",)}.items():
-        entries = {_plain(each) for each in interpolate(stage.get(kind) or [], values)}
-        lacking = [f"'${{paths.{each}}}'" for each in names if str(paths.get(each)) not in entries]
+        entries = list_paths(stage, kind, values)
+        lacking = [
+            f"'${{paths.{path_name}}}'" for path_name in names if str(paths.get(path_name)) not in entries
+        ]
         if lacking:
             missing.append(f"{' and '.join(lacking)} to the {kind} of save-model")
     line = "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
@@ -86,17 +129,17 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
 
 def check_stages(definition: Mapping[str, Any]) -> None:
     """Raise `ParamsError` if *definition*, that of dvc.yaml, lacks one of the five stages or replaces it."""
-    commands = {name: each.get("cmd") for name, each in (definition.get("stages") or {}).items()}
+    commands = {name: stage.get("cmd") for name, stage in stages_of(definition).items()}
     lacking = [name for name in VERSIONS if name not in commands]
     replaced = [name for name in VERSIONS if name in commands and is_custom(name, definition)]
-    found = [
+    problems = [
         *([f"no stage {', '.join(lacking)}"] if lacking else []),
         *(f"a program of its own in the stage {name}, {commands[name]!r}" for name in replaced),
     ]
-    if found:
+    if problems:
         raise ParamsError(
-            f"dvc.yaml has {' and '.join(found)}, and this command runs the five stages of learner-pipeline "
-            "only. Run `dvc repro` or `dvc exp run`"
+            f"dvc.yaml has {' and '.join(problems)}, and this command runs the five stages of "
+            "learner-pipeline only. Run `dvc repro` or `dvc exp run`"
         )
 
 
@@ -109,8 +152,11 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
     """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
     if _may_be_validated(params):
         return
-    kept = [each for each in enumerate(params.fit.keep.best) if each[1] != BestConfig()]
-    rules: dict[str, Any] = {f"fit.keep.best.{number}": each for number, each in kept}
+    rules: dict[str, Any] = {
+        f"fit.keep.best.{number}": rule
+        for number, rule in enumerate(params.fit.keep.best)
+        if rule != BestConfig()
+    }
     if params.fit.early_stopping:
         rules["fit.early_stopping"] = params.fit.early_stopping
     for key, rule in rules.items():
@@ -124,9 +170,9 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
 def _may_be_validated(params: Params) -> bool:
     """Return whether the data may have a valid split."""
     source = params.load_data.source
-    has_own = getattr(source, "valid_path", None) or getattr(source, "split", None)
-    is_known = isinstance(source, Digits | Npy | Table | TextFiles)
-    return bool(params.load_data.valid_fraction or has_own) or not is_known
+    fields = dict(source)
+    has_valid_split = fields.get("valid_path") or fields.get("split") or params.load_data.valid_fraction
+    return bool(has_valid_split) or not isinstance(source, Digits | Npy | Table | TextFiles)
 
 
 def _find_dropped_best(params: Params) -> Iterator[str]:
@@ -148,9 +194,9 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
     schedule = params.build_learner.schedule
     if not isinstance(schedule, ScheduleUse) or schedule.kind not in ONE_CYCLE:
         return
-    given = schedule.arguments
+    arguments = schedule.arguments
     try:
-        length = int(given.get("total_steps") or given["epochs"] * given["steps_per_epoch"])
+        length = int(arguments.get("total_steps") or arguments["epochs"] * arguments["steps_per_epoch"])
     except (KeyError, TypeError, ValueError):
         return  # an error of its class
     epochs = params.fit.num_epochs
@@ -164,29 +210,29 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
     definition = read_definition(root / "dvc.yaml")
-    entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
-    outputs = [
-        root / _plain(each) for outs in entries for each in interpolate(outs, read_variables(definition))
-    ]
+    values = read_variables(definition)
+    stages = stages_of(definition).values()
+    outputs = [root / path for stage in stages for path in list_paths(stage, "outs", values)]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
         for key, named in _paths(params, "")
         for path in (named, *_shards(named, root))
-        if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
+        if not (root / path).exists() and not any(_overlap(root / path, output) for output in outputs)
     ]
 
 
 def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
     definition = read_definition(root / "dvc.yaml")
-    stages, values, lines = definition.get("stages", {}), read_variables(definition), []
+    section_of: dict[str, Any] = dict(params)
+    stages, values, lines = stages_of(definition), read_variables(definition), []
     tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
     for stage, sections in (SECTIONS_BY_STAGE | tested).items():
         if stage not in stages:
             continue  # the project has a stage of its own instead
-        deps = [root / str(dep) for dep in interpolate(stages[stage].get("deps", []), values)]
-        used = {path for section in sections for path in find_modules(getattr(params, section), root)}
-        used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
+        deps = [root / path for path in list_paths(stages[stage], "deps", values)]
+        used = {path for section in sections for path in find_modules(section_of[section], root)}
+        used |= set(find_data_files(section_of[stage.replace("-", "_")]))
         used |= set(_find_indexed_files(params, root) if stage == "fit" else ())
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
@@ -219,7 +265,7 @@ def _shards(path: Path, root: Path) -> list[Path]:
     index = root / path
     if not (is_index(path) and index.is_file()):
         return []
-    return [path.parent / each.relative_to(index.parent) for each in read_index(index)]
+    return [path.parent / shard.relative_to(index.parent) for shard in read_index(index)]
 
 
 def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
@@ -251,13 +297,13 @@ def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str
         key = f"{prefix}{name}"
         field = type(config).model_fields.get(name)
         is_path = name == "path" or (field is not None and DATA_PATH in field.metadata)
-        for each in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(each, BaseModel):
-                yield from list_strings(each, f"{key}.")
-            elif isinstance(each, dict) and "kind" in each:  # a part of a part, such as one of schedulers
-                yield from list_strings(Use.model_validate(each), f"{key}.")
-            elif isinstance(each, str):
-                yield key, each, is_path
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(item, BaseModel):
+                yield from list_strings(item, f"{key}.")
+            elif isinstance(item, dict) and "kind" in item:  # a part of a part, such as one of schedulers
+                yield from list_strings(Use.model_validate(item), f"{key}.")
+            elif isinstance(item, str):
+                yield key, item, is_path
 
 
 def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -269,32 +315,19 @@ def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
 
 def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
-    for stage, entry in (definition.get("stages") or {}).items():
-        for each in entry.get("params") or []:
-            keys = each.get(str(PARAMS)) or [] if isinstance(each, Mapping) else [each]
+    for stage, entry in stages_of(definition).items():
+        for tracked in entry.get("params") or []:
+            keys = tracked.get(str(PARAMS)) or [] if isinstance(tracked, Mapping) else [tracked]
             yield from ((stage, str(key)) for key in keys if "${" not in str(key))
-
-
-def _has(content: Any, key: str) -> bool:
-    for name in key.split("."):
-        if not isinstance(content, Mapping) or name not in content:
-            return False
-        content = content[name]
-    return True
 
 
 def _overlap(path: Path, output: Path) -> bool:
     return path.is_relative_to(output) or output.is_relative_to(path)
 
 
-def _plain(entry: Any) -> str:
-    """Return the path of an output, which may have settings."""
-    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
-
-
 def _advice(path: Path) -> str:
-    for each in (path, *path.parents):
-        if each.name and (pointer := each.with_name(f"{each.name}.dvc")).exists():
+    for candidate in (path, *path.parents):
+        if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
             return f"Run `dvc pull {pointer}`"
     return "Correct the path"
 
@@ -306,3 +339,145 @@ def _module(name: str, root: Path) -> Iterator[Path]:
         if path.exists():
             yield path
             return
+
+
+def find_plugin_mistakes(params: Params) -> list[str]:
+    """Return a line for each part and device in *params* that cannot be used on this machine."""
+    is_certain = not any(_is_uncertain(part, use) for _, part, use in _parts(params))
+    if is_certain and not _list_special_devices(params) and are_metrics_known(params):
+        return []
+    with TemporaryDirectory() as folder:
+        result = Path(folder) / "result"
+        done = subprocess.run(  # noqa: S603  no shell
+            program_command(PROGRAM, str(result)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        entries = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
+    mistakes = [f"{where}: {mistake}" for where, mistake in entries if mistake]
+    if entries[-1:] == [END]:
+        return mistakes
+    where = entries[-1][0] if entries else "the parts"
+    last = done.stderr.strip().rpartition("\n")[2]
+    return [
+        *mistakes,
+        f"{where}: the import ended its process with exit code {done.returncode}: {last}",
+    ]
+
+
+def list_imported_parts(params: Params) -> list[str]:
+    """Return the parts in *params* that are imported by their path, such as those of the project."""
+    return list(dict.fromkeys(use.kind for _, _, use in _parts(params) if ":" in use.kind))
+
+
+def main(result: str) -> None:
+    """Try each part that params.yaml names, and write a line to the file *result* before and after it."""
+    params = read_params()
+    with Path(result).open("w", encoding="utf-8") as file:
+
+        def note(where: str, mistake: str) -> None:
+            file.write(json.dumps([where, mistake]) + "\n")
+            file.flush()
+
+        mistakes: set[str] = set()
+        for where, part, use in _parts(params):
+            note(where, "")
+            mistake = _mistake(part, use)
+            note(where, "" if mistake in mistakes else mistake)  # a group repeats those of its optimizer
+            mistakes.add(mistake)
+        if not any(mistakes):
+            for where, mistake in find_metric_mistakes(params):
+                note(where, mistake)
+        for name in _list_special_devices(params):
+            note("fit.device", _device_mistake(name))
+        note(*END)
+
+
+def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
+    """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
+    yield from _source_parts(params.load_data.source)
+    for part in ("model", "optimizer", "schedule"):
+        if isinstance(use := dict(params.build_learner)[part], Use):
+            yield f"build_learner.{part}", part, use
+    for number, group in enumerate(params.build_learner.parameter_groups):
+        if isinstance(use := optimizers.with_options(params.build_learner.optimizer, group.options), Use):
+            yield f"build_learner.parameter_groups.{number}", "optimizer", use
+    yield "fit.batcher", "batcher", params.fit.batcher
+    for number, augmentation in enumerate(params.fit.augment):
+        if isinstance(augmentation, Use):
+            yield f"fit.augment.{number}", "augmentation", augmentation
+    for number, metric in enumerate(params.fit.metrics):
+        yield f"fit.metrics.{number}", "metric", metric
+    for number, logger in enumerate(params.fit.loggers):
+        yield f"fit.loggers.{number}", "logger", logger
+
+
+def _source_parts(source: sources.Source) -> Iterator[tuple[str, str, Use]]:
+    """Yield the part that *source* is or names."""
+    if isinstance(source, Use):
+        yield "load_data.source", "source", source
+    if isinstance(source, sources.TorchDatasets):
+        yield "load_data.source.factory", "dataset", source.factory
+
+
+def _is_uncertain(part: str, use: Use) -> bool:
+    """Return whether *use* may fail although params are valid."""
+    path = BUILT_IN_PARTS[part].get(use.kind, "")
+    needs_extra = path.startswith(NEEDS_EXTRA) or use.kind in loggers.TRACKERS
+    return not path or needs_extra or bool(arguments_of(use))
+
+
+def _list_special_devices(params: Params) -> list[str]:
+    """Return the devices in *params* that not every machine has."""
+    device = params.fit.device
+    names = [device] if isinstance(device, str) else device
+    return [name for name in names if name.partition(":")[0] not in ("auto", "all", "cpu")]
+
+
+def _mistake(part: str, use: Use) -> str:
+    try:
+        _try_out(part, use)
+    except StageError as error:
+        return str(error)
+    except SystemExit as error:
+        return f"{part} {use.kind!r} cannot be imported: its module calls sys.exit({error.code!r})"
+    except Exception as error:  # noqa: BLE001  a user's code may raise anything
+        return f"{part} {use.kind!r} cannot be built: {type(error).__name__}: {error}"
+    return ""
+
+
+def _try_out(part: str, use: Use) -> None:
+    """Import *use* and check its arguments; build a metric or an augmentation: params have all arguments."""
+    if part == "logger" and loggers.is_tracker(use):
+        loggers.check_tracker(use)
+        return
+    if part == "metric":
+        import_module("stages.metrics.registry").build_metric(use)
+        return
+    if part == "augmentation":
+        import_module("stages.data.augmentation").build_augmentation(use)
+        return
+    if part == "optimizer":
+        import_module("stages.optim").check_class(use)
+        return
+    if part == "schedule":
+        import_module("stages.optim").check_schedule_class(use)
+        return
+    maker: Any = plugins.find(part, use.kind, BUILT_IN_PARTS[part])
+    arguments = arguments_of(use)
+    if part == "batcher" and not isinstance(maker, type):
+        import_module("stages.data.batchers").as_batcher(maker)
+        return
+    arguments = {**plugins.select_accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
+    plugins.check_arguments(part, use.kind, maker, arguments)
+
+
+def _device_mistake(name: str) -> str:
+    try:
+        import_module("stages.devices.compute_settings").find_device(name)
+    except StageError as error:
+        return str(error)
+    return ""

@@ -1,16 +1,23 @@
-"""Calls of git: the only module of the pipeline that starts it.
+"""Calls of git, and the check of what a repository has delivered. No other module of the pipeline starts git.
 
-The program is the ``git`` on the ``PATH``, which DVC finds too.
+The program is the ``git`` on the ``PATH``, which DVC finds too. ``.runs`` and ``.dvc/tmp`` have locks,
+journals and run stores, which only runs of their user may write: a repository that tracks one of them could
+replace params.yaml, publish results of its own, or have a file of the user written through a link.
 """
 
+import os
+import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pipeline.project.paths import find_above, join_names, runs_root
 from stages.contracts.errors import ParamsError, StageError
+from stages.runs.layout import RUNS_FOLDER
 from stages.system.files import read_regular
 
 _LINK_MODE = "120000 "
@@ -21,6 +28,8 @@ _SHARED_INDEX = b"link"
 """Name of the extension of an index whose entries are in another file."""
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
+DVC_FOLDER = Path(".dvc")
+MAX_LISTED_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ def may_track(folder: Path, names: Sequence[str]) -> bool:
 
 def _find_repository(folder: Path) -> Path | None:
     folders = (folder.absolute(), *folder.absolute().parents)
-    return next((each / ".git" for each in folders if (each / ".git").exists()), None)
+    return next((parent / ".git" for parent in folders if (parent / ".git").exists()), None)
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -134,18 +143,69 @@ def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
     """Return the *count* objects in the *output* of ``git cat-file --batch``."""
     by_sha: dict[str, GitObject] = {}
     """Runs have most of their files in common."""
-    found: list[GitObject | None] = []
+    objects: list[GitObject | None] = []
     start = 0
-    while len(found) < count:
+    while len(objects) < count:
         end = output.index(b"\n", start)
         header = output[start:end].decode("utf-8", errors="replace")
         start = end + 1
         if header.endswith((" missing", " ambiguous")):
-            found.append(None)
+            objects.append(None)
             continue
         sha, kind, size = header.split()
         if sha not in by_sha:
             by_sha[sha] = GitObject(sha, kind, output[start : start + int(size)])
-        found.append(by_sha[sha])
+        objects.append(by_sha[sha])
         start += int(size) + 1
-    return found
+    return objects
+
+
+def check_delivered_files() -> None:
+    """Raise `StageError` if git tracks files of the state of this project, or another user has written them.
+
+    Also raise it if git tracks a link in the folder of DVC, or a link to a device, which may have no end.
+    """
+    runs, dvc = runs_root().absolute(), find_above(DVC_FOLDER).absolute()
+    if os.path.lexists(runs):
+        _check_owner(runs)
+    refused = []
+    for root in {path.parent for path in (runs, dvc) if os.path.lexists(path)}:
+        if may_track(root, (RUNS_FOLDER, ".dvc/tmp")):
+            tracked = list_tracked_files(root).items()
+            refused += [str(path) for path, is_link in tracked if _is_refused(root, path, is_link=is_link)]
+    if refused:
+        raise StageError(
+            f"git tracks {join_names(refused, MAX_LISTED_FILES)}: files that only runs on this machine may "
+            "write, or links in their place or to devices. Find out who has added them, run "
+            "`git rm -r --cached` for them, and remove them"
+        )
+
+
+def _is_refused(root: Path, path: Path, *, is_link: bool) -> bool:
+    first, *below = path.parts
+    if first == RUNS_FOLDER or (first == DVC_FOLDER.name and (is_link or below[:1] == ["tmp"])):
+        return True
+    place = root / path
+    return is_link and place.exists() and not (place.is_file() or place.is_dir())
+
+
+def _check_owner(runs: Path) -> None:
+    """Raise `StageError` if a file of *runs* belongs neither to this user, the project's, nor its group."""
+    project = runs.parent.stat()
+    owners = {os.geteuid(), project.st_uid}
+    shared = project.st_gid if project.st_mode & stat.S_ISGID else None
+    for path, about in _list_state(runs):
+        if about.st_uid not in owners and about.st_gid != shared:
+            raise StageError(
+                f"{path} belongs to user {about.st_uid}, neither to you nor to the owner of this folder. Run "
+                "in your own clone, or remove it"
+            )
+
+
+def _list_state(runs: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    yield runs, runs.lstat()
+    if runs.is_dir():
+        with os.scandir(runs) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)

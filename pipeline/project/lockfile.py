@@ -1,7 +1,16 @@
-"""Reading of dvc.lock, and detection of one that a kill truncated or that DVC did not write."""
+"""Reading of dvc.lock, and repair of the files that DVC writes in place: dvc.lock and the rwlock.
 
+A kill can truncate them, and DVC refuses to work with a truncated one. An intact dvc.lock is backed up before
+each stage, and the backup replaces a truncated one. DVC then finds later results in its run-cache, and `fit`
+in its run store. The rwlock has the readers and writers of outputs.
+"""
+
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +19,18 @@ from ruamel.yaml.error import YAMLError
 from pipeline.project.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_md5
-from stages.system.files import read_regular
+from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
+from stages.system.file_lock import open_lock, try_lock, wait_for_lock
+from stages.system.files import open_atomic, read_regular
 
 HEAD = "schema: '2.0'\n"
 """First line of what DVC writes."""
 RESTORE = "Run `git checkout dvc.lock`"
 _NO_MD5 = "0" * 32
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
+LOCKFILE = Path("dvc.lock")
+TEMPORARY = Path(".dvc/tmp")
+RWLOCK = TEMPORARY / "rwlock"
 
 
 def read_lockfile(path: Path) -> dict[str, Any]:
@@ -67,10 +81,16 @@ def is_truncated_content(encoded: bytes) -> bool:
     if "\0" in text:
         return True
     try:
-        content = load_yaml(text)
+        content = _load(text)
     except YAMLError:
         return True
     return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
+
+
+@lru_cache(maxsize=1024)
+def _load(text: str) -> Any:
+    """Return the content of *text*, which a stage checks several times, and which runs may have in common."""
+    return load_yaml(text)
 
 
 def _last(content: Any) -> Any:
@@ -89,7 +109,7 @@ def _examine(text: str) -> tuple[Mapping[str, Any], str]:
             "merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
     try:
-        content = load_yaml(text)
+        content = _load(text)
     except YAMLError as error:
         return {}, f"it is not valid YAML: {error}. {RESTORE}"
     problem = next(_problems(content), "")
@@ -114,12 +134,12 @@ def _problems(content: Any) -> Iterator[str]:
                 yield f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
                 return
             yield from (
-                f"stages.{name}.{key} has {str(each)[:100]!r}, not a path with a hash"
-                for each in entries
-                if not _is_entry(each)
+                f"stages.{name}.{key} has {str(entry)[:100]!r}, not a path with a hash"
+                for entry in entries
+                if not _is_entry(entry)
             )
         params = stage.get("params", {})
-        if not isinstance(params, dict) or not all(isinstance(each, dict) for each in params.values()):
+        if not isinstance(params, dict) or not all(isinstance(values, dict) for values in params.values()):
             yield f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
 
 
@@ -130,3 +150,95 @@ def _is_entry(entry: Any) -> bool:
         and is_md5(entry.get("md5", _NO_MD5))
         and entry.get("hash", "md5") == "md5"
     )
+
+
+def back_up_lockfile() -> None:
+    """Back up dvc.lock if it is intact and ends with a newline, as DVC writes it.
+
+    A beginning of the backup does not replace it: it may be a dvc.lock that was cut at the end of a line.
+    The watchdog of the last command may do this at the same time, so they wait for each other.
+    """
+    LOCKFILE_BACKUP_LOCK.parent.mkdir(exist_ok=True)
+    with os.fdopen(open_lock(LOCKFILE_BACKUP_LOCK), "r+") as lock:
+        wait_for_lock(lock)
+        if not LOCKFILE.exists():
+            LOCKFILE_BACKUP.unlink(missing_ok=True)
+            return
+        content = LOCKFILE.read_bytes()  # once: DVC may be writing it
+        is_new = not (LOCKFILE_BACKUP.exists() and LOCKFILE_BACKUP.read_bytes().startswith(content))
+        if is_new and content.endswith(b"\n") and _is_intact(content):
+            with open_atomic(LOCKFILE_BACKUP) as file:
+                file.write(content)
+
+
+def repair_lockfiles() -> None:
+    """Repair the truncated files of the project in the current folder.
+
+    Files that another process may be writing stay unchanged, and so does a dvc.lock that DVC did not write.
+    """
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
+        if free and is_truncated(LOCKFILE):
+            _restore_lockfile()
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
+        if free and not is_intact_rwlock(RWLOCK):
+            RWLOCK.unlink()
+
+
+def is_intact_lockfile(path: Path) -> bool:
+    """Return whether the dvc.lock *path* is missing, or DVC can read it."""
+    try:
+        return _is_intact(path.read_bytes())
+    except FileNotFoundError:
+        return True
+
+
+def has_intact_backup() -> bool:
+    """Return whether there is a backup with which `repair_lockfiles` replaces a truncated dvc.lock."""
+    return LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)
+
+
+def is_intact_rwlock(path: Path) -> bool:
+    """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
+    owners = read_owners(path)
+    return owners is not None and all(map(all, owners.items()))
+
+
+def read_owners(path: Path) -> dict[int, str] | None:
+    """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
+    try:
+        content = json.loads(path.read_text())
+        readers = (entry for entries in content.get("read", {}).values() for entry in entries)
+        owners = (*content.get("write", {}).values(), *readers)
+        return {int(entry["pid"]): str(entry["cmd"]) for entry in owners}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+@contextmanager
+def try_dvc_lock(lock: Path) -> Iterator[bool]:
+    """Hold DVC's own *lock* in the block if it is free, and yield whether it was.
+
+    While it is held, no DVC process writes the file that it guards.
+    """
+    with os.fdopen(open_lock(lock), "r+") as file:
+        yield try_lock(file)
+
+
+def _is_intact(content: bytes) -> bool:
+    """Return whether DVC can read *content* as a dvc.lock."""
+    try:
+        parse_lockfile(content.decode("utf-8"), LOCKFILE)
+    except (StageError, UnicodeDecodeError):
+        return False
+    return not is_truncated_content(content)
+
+
+def _restore_lockfile() -> None:
+    """Replace dvc.lock with its backup, or remove it if there is no intact backup."""
+    if not has_intact_backup():
+        LOCKFILE.unlink()
+        return
+    with open_atomic(LOCKFILE) as file:
+        file.write(LOCKFILE_BACKUP.read_bytes())

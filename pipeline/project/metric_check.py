@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -41,17 +42,15 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
     metrics = {
         Split.TRAIN: built,
-        Split.VALID: [each for each in built if not getattr(each.metric, "train_only", False)],
+        Split.VALID: [metric for metric in built if not metric.options.train_only],
     }
-    tests: dict[str, list[Callable[[], None]]] = {
-        "fit.metrics": [
-            lambda: check_file_names(each.metric.name for each in built),
-            lambda: checks.check_metric_inputs(_find_model(params), metrics),
-        ]
-    }
+    tests: list[tuple[str, Callable[[], None]]] = [
+        ("fit.metrics", lambda: check_file_names(metric.metric.name for metric in built)),
+        ("fit.metrics", lambda: checks.check_metric_inputs(_find_model(params), metrics)),
+    ]
     for key, rule in _list_rules(params).items():
-        tests[key] = [lambda rule=rule: checks.check_monitored_metrics(rule, metrics)]  # type: ignore[misc]
-    yield from ((key, message) for key, each in tests.items() for test in each if (message := _try(test)))
+        tests.append((key, partial(checks.check_monitored_metrics, rule, metrics)))
+    yield from ((key, message) for key, test in tests if (message := _try(test)))
 
 
 def _try(test: Callable[[], None]) -> str:
@@ -64,8 +63,8 @@ def _try(test: Callable[[], None]) -> str:
 
 def _find_model(params: Params) -> Any:
     """Return the class of the model; None if it is built by a function."""
-    found = plugins.find("model", params.build_learner.model.kind, MODELS)
-    return found if isinstance(found, type) else None
+    model = plugins.find("model", params.build_learner.model.kind, MODELS)
+    return model if isinstance(model, type) else None
 
 
 def _list_rules(params: Params) -> Mapping[str, Any]:

@@ -17,6 +17,8 @@ from stages.params.build_learner_params import BuildLearnerConfig
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
 
+PARAMS = Path("params.yaml")
+
 
 class Params(Config):
     """The content of params.yaml. A missing key has its default."""
@@ -53,7 +55,7 @@ class Params(Config):
         return self
 
 
-def read_params(path: Path = Path("params.yaml")) -> Params:
+def read_params(path: Path = PARAMS) -> Params:
     """Return the params in *path*, with all defaults. Raises `ParamsError` with a line for each mistake."""
     content = read_yaml(path)
     if not content:

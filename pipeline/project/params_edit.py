@@ -1,7 +1,13 @@
-"""Edits of params.yaml with the syntax of DVC's ``-S`` that keep its comments and formatting."""
+"""Edits of params.yaml with the syntax of DVC's ``-S`` that keep its comments and formatting.
+
+The overrides of a deployment, which anyone who reaches Prefect's API can send, have a rule:
+`check_overrides`.
+"""
 
 import io
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +20,11 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.project.check import find_late_mistakes
-from pipeline.project.params import build_params_error, read_params
+from pipeline.project.git import try_git
+from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
-PARAMS = Path("params.yaml")
 NO_KEY = "Could not override"
 """Beginning of the message about a key that the file does not have."""
 MAX_PASSES = 2
@@ -28,6 +34,14 @@ _ABSENT = object()
 """The value under a key that one of two mappings lacks."""
 
 Edit = Callable[[dict[str, Any]], None]
+ALLOW_CODE = "LEARNER_ALLOW_CODE"
+"""Environment variable that allows any override; ``learner serve --allow-code`` sets it."""
+LOADER_KEY = "load_data.source.kind"
+DEVICE_KEY = "fit.device"
+_FILE_KEY = re.compile(r"(^|_)(path|file|dir|directory|folder|root|url|uri|inputs|targets|labels|tokenizer)$")
+"""Matches the last part of the keys whose value is a file or an address."""
+_REFERENCE_SIGNS = re.compile(r"[/\\:~]")
+"""Matches a sign that import paths, paths of files or addresses have, and other texts do not need."""
 
 
 def override_params(overrides: Sequence[str], edit: Edit | None = None) -> str:
@@ -95,8 +109,8 @@ def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str])
         raise ParamsError(
             f"-S names {', '.join(sorted(others))}, but sets params of {PARAMS} only. Remove the file name"
         )
-    for mine in by_file.values():
-        apply(mine, draft)
+    for file_overrides in by_file.values():
+        apply(file_overrides, draft)
 
 
 def _merge_into_text(text: str, wanted: Any) -> str:
@@ -153,16 +167,18 @@ def _merge(
             content[key] = value
 
 
-def _find_difference(found: Any, wanted: Any, key: str = "") -> str | None:
-    """Return the first key at which *found* and *wanted* differ in value or type; None if they are equal."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        pairs = {each: (found.get(each, _ABSENT), wanted.get(each, _ABSENT)) for each in {**found, **wanted}}
-    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        pairs = dict(enumerate(zip(found, wanted, strict=True)))
+def _find_difference(present: Any, wanted: Any, key: str = "") -> str | None:
+    """Return the first key at which *present* and *wanted* differ in value or type; None if they do not."""
+    if isinstance(present, dict) and isinstance(wanted, dict):
+        pairs = {
+            name: (present.get(name, _ABSENT), wanted.get(name, _ABSENT)) for name in {**present, **wanted}
+        }
+    elif isinstance(present, list) and isinstance(wanted, list) and len(present) == len(wanted):
+        pairs = dict(enumerate(zip(present, wanted, strict=True)))
     else:  # as text: 1 equals 1.0 and True, and nan differs from itself
-        return None if type(found) is type(wanted) and repr(found) == repr(wanted) else key
-    differing = (_find_difference(*pair, f"{key}.{each}".lstrip(".")) for each, pair in pairs.items())
-    return next((each for each in differing if each is not None), None)
+        return None if type(present) is type(wanted) and repr(present) == repr(wanted) else key
+    differing = (_find_difference(*pair, f"{key}.{name}".lstrip(".")) for name, pair in pairs.items())
+    return next((difference for difference in differing if difference is not None), None)
 
 
 class _Representer(RoundTripRepresenter):
@@ -172,3 +188,54 @@ class _Representer(RoundTripRepresenter):
 _Representer.add_representer(
     type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
 )
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise `ParamsError` if *overrides* are not valid, or set code or a file that is not committed.
+
+    The committed params are those of git's HEAD, or params.yaml itself if git does not track it. With
+    `ALLOW_CODE`, any valid override may be set.
+    """
+    is_restricted = not os.environ.get(ALLOW_CODE)
+    interpolated = [override for override in overrides if "${" in override]
+    if is_restricted and interpolated:  # also of environment variables, which an error would show
+        raise _build_error(f"use the interpolation {interpolated[0]!r}")
+    edited = parse_yaml(override_params(overrides), PARAMS)
+    if not is_restricted or not overrides:
+        return
+    before = set(_list_texts(read_yaml(PARAMS)))
+    committed = {text for _, text in _list_texts(_read_committed())}
+    for key, text in _list_texts(edited):
+        if (key, text) not in before and text not in committed and _is_reference(key, text):
+            raise _build_error(f"set {key} to {text!r}, which the committed {PARAMS} does not have")
+
+
+def _build_error(problem: str) -> ParamsError:
+    return ParamsError(
+        f"the overrides of this deployment {problem}. Whoever reaches the API could run code with it. Commit "
+        f"it in {PARAMS}, or allow it with `learner serve --allow-code`, or {ALLOW_CODE}=1 for a worker"
+    )
+
+
+def _read_committed() -> Any:
+    done = try_git(Path(), "show", f"HEAD:./{PARAMS}")
+    return read_yaml(PARAMS) if done.returncode else parse_yaml(done.stdout, f"{PARAMS} of HEAD")
+
+
+def _list_texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in *value*, at any depth, with its dotted key; elements of a list have its key."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _list_texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _list_texts(item, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _is_reference(key: str, text: str) -> bool:
+    if key == DEVICE_KEY:
+        return False
+    is_file = _FILE_KEY.search(key.rpartition(".")[2]) is not None
+    return key == LOADER_KEY or is_file or _REFERENCE_SIGNS.search(text) is not None

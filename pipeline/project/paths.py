@@ -1,17 +1,26 @@
-"""Paths of the project, all of which are defined in ``vars`` of dvc.yaml."""
+"""Paths of the project, which ``vars`` of dvc.yaml defines, and folders of the user.
+
+In a folder of the user, no other user of the machine can write or read. DVC keeps its state, which it
+unpickles, in a folder of mode 0777 that all users share, unless it is named another one.
+"""
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.project.lockfile import read_lockfile
-from pipeline.project.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml, stages_of
 from stages.contracts.errors import ParamsError
 from stages.runs.layout import RUNS_FOLDER
 
 StagePaths = TypeVar("StagePaths")
+SITE_CACHE_VARIABLE = "DVC_SITE_CACHE_DIR"
+"""Environment variable of DVC with the folder of its state."""
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ProjectPaths(dict[str, Path]):
@@ -35,8 +44,8 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     Raises `ParamsError` if they are missing, and if one is not text.
     """
     entries = content.get("vars")
-    sections = [each for each in entries if isinstance(each, Mapping)] if isinstance(entries, list) else []
-    paths = next((each["paths"] for each in sections if "paths" in each), None)
+    sections = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    paths = next((section["paths"] for section in sections if "paths" in section), None)
     if not isinstance(paths, Mapping):
         raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which stages read their paths. Add it")
     for name, value in paths.items():
@@ -47,10 +56,16 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     return ProjectPaths({name: Path(value) for name, value in paths.items()})
 
 
+def join_names(names: Sequence[str], limit: int) -> str:
+    """Return the first *limit* of *names* for a message, and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
 def find_above(path: Path) -> Path:
     """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
-    here = Path.cwd()
-    return next((each / path for each in (here, *here.parents) if (each / path).exists()), path)
+    folder = Path.cwd()
+    return next((parent / path for parent in (folder, *folder.parents) if (parent / path).exists()), path)
 
 
 def runs_root() -> Path:
@@ -60,7 +75,7 @@ def runs_root() -> Path:
 
 def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
-    for entry in (read_lockfile(path).get("stages") or {}).values():
+    for entry in stages_of(read_lockfile(path)).values():
         for out in entry.get("outs", []):
             if out["path"] == output.as_posix():
                 return str(out.get("md5"))
@@ -69,8 +84,48 @@ def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
 
 def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
     """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks a name that has no default."""
-    own = [each for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
-    missing = [each.name for each in own if each.name not in paths and each.default is MISSING]
+    stage_fields = [field for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
+    missing = [field.name for field in stage_fields if field.name not in paths and field.default is MISSING]
     if missing:
         raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}. Add it")
-    return kind(**{each.name: paths[each.name] for each in own if each.name in paths}, **more)
+    return kind(**{field.name: paths[field.name] for field in stage_fields if field.name in paths}, **more)
+
+
+def locate_user_folder(name: str) -> Path:
+    """Return the path of the folder *name* of this user, which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learner" / name
+
+
+def make_user_folder(name: str) -> Path:
+    """Return the folder *name* of this user, which has the mode 0700.
+
+    Raises `PermissionError` if it belongs to another user, and `OSError` if it cannot be created.
+    """
+    folder = locate_user_folder(name)
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user. Remove it")
+    if status.st_mode & OTHERS:
+        folder.chmod(stat.S_IRWXU)
+    return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether no other user can reach *folder*, because it or a folder above is of this user alone."""
+    for path in (folder, *folder.parents):
+        with suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.geteuid() and not status.st_mode & OTHERS:
+                return True
+    return False
+
+
+def use_private_site_cache(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Name DVC a folder of this user in *environment*, unless that names another one."""
+    with suppress(
+        OSError, RuntimeError
+    ):  # without a home folder, or with one that cannot be written, DVC's own
+        default = str(locate_user_folder("dvc"))
+        if environment.get(SITE_CACHE_VARIABLE, default) == default:
+            environment[SITE_CACHE_VARIABLE] = str(make_user_folder("dvc"))

@@ -1,29 +1,38 @@
-"""The dependencies of a stage of dvc.yaml at one moment.
+"""The dependencies of a stage of dvc.yaml at one moment, and the guard against edits while the stage runs.
 
-They are read without DVC, which takes longer to import than most stages to run.
+DVC reads params and dependencies again when a stage has finished, and would record the edited ones with the
+outputs of the previous ones. They are read here without DVC, which takes longer to import than most stages to
+run.
 """
 
 import ast
+import functools
 import hashlib
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-from pipeline.project.yaml_files import read_definition, read_yaml
-from stages.contracts.errors import ParamsError
+from pipeline.project.paths import join_names
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
+from stages.contracts.errors import ParamsError, StageError
+from stages.system.files import sha256
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
 MAX_HASHED_BYTES = 16 << 20
 """Files are compared by content until a snapshot has read this much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
+MAX_LISTED_FILES = 5
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,10 @@ class Snapshot:
 def take_snapshot(stage: str) -> Snapshot:
     """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
     content = read_definition()
-    entry = (content.get("stages") or {}).get(stage) or {}
+    entry = stages_of(content).get(stage) or {}
     values = read_variables(content)
     params = dict(_params(interpolate(entry.get("params") or [], values)))
-    return Snapshot(stage, params, _files(interpolate(entry.get("deps") or [], values)))
+    return Snapshot(stage, params, _files(list_paths(entry, "deps", values)))
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,15 +83,16 @@ def _merge(parts: list[Any]) -> dict[str, Any]:
 def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
     """Return *value* with each ``${a.b}`` replaced by that entry of *values*."""
     if isinstance(value, str):
-        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_look_up(values, found[1])), value)
+        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda match: str(look_up(values, match[1])), value)
     if isinstance(value, Mapping):
-        return {interpolate(key, values): interpolate(each, values) for key, each in value.items()}
+        return {interpolate(key, values): interpolate(item, values) for key, item in value.items()}
     if isinstance(value, list):
-        return [interpolate(each, values) for each in value]
+        return [interpolate(item, values) for item in value]
     return value
 
 
-def _look_up(values: Any, key: str) -> Any:
+def look_up(values: Any, key: str) -> Any:
+    """Return the value in *values* under the dotted *key*; `ABSENT` if there is none."""
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return ABSENT
@@ -98,7 +108,7 @@ def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
             if not keys:
                 yield f"{name}:", values
             for key in keys or []:
-                yield f"{name}: {key}", _look_up(values, str(key))
+                yield f"{name}: {key}", look_up(values, str(key))
 
 
 def _read_params_file(path: Path) -> Any:
@@ -124,18 +134,27 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
                 yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
 
 
-def _files(deps: list[Any]) -> dict[Path, FileState]:
+def list_paths(stage: Mapping[str, Any], kind: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a *stage* of dvc.yaml, its ``deps`` or its ``outs``, with *values* for ``${…}``."""
+    return list(map(path_of, interpolate(stage.get(kind) or [], values)))
+
+
+def path_of(entry: Any) -> str:
+    """Return the path of a dependency or an output, which may have settings."""
+    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
+
+
+def _files(deps: list[str]) -> dict[Path, FileState]:
     """Return the state of every file of *deps*; code is read first, as its content is in the key of a run."""
     ignored = _read_ignore_rules()
-    names = [next(iter(dep)) if isinstance(dep, Mapping) else str(dep) for dep in deps]
-    paths = [path for name in names if "://" not in name for path in _walk(Path(name), ignored)]
-    found = {}
-    left = MAX_HASHED_BYTES
+    paths = [path for name in deps if "://" not in name for path in _walk(Path(name), ignored)]
+    states = {}
+    remaining = MAX_HASHED_BYTES
     for path in sorted(paths, key=lambda path: path.suffix != ".py"):
         with suppress(OSError):
-            found[path] = state = _read_state(path, left)
-            left -= state.size if state.digest else 0
-    return found
+            states[path] = state = _read_state(path, remaining)
+            remaining -= state.size if state.digest else 0
+    return states
 
 
 def _read_ignore_rules() -> GitIgnoreSpec:
@@ -150,14 +169,127 @@ def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
     if path.is_file():
         yield path
     for folder, folders, files in os.walk(path):
-        here = Path(folder)
+        parent = Path(folder)
         folders[:] = sorted(
-            each for each in folders if not ignored.match_file(f"{(here / each).as_posix()}/")
+            name for name in folders if not ignored.match_file(f"{(parent / name).as_posix()}/")
         )
-        yield from (here / each for each in sorted(files) if not ignored.match_file(here / each))
+        yield from (parent / name for name in sorted(files) if not ignored.match_file(parent / name))
 
 
 def _read_state(path: Path, hashable: int) -> FileState:
     about = path.stat()
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if about.st_size <= hashable else None
     return FileState(about.st_size, about.st_mtime_ns, about.st_ino, digest)
+
+
+class LoadedSources(MetaPathFinder):
+    """An import hook that records the content of each module of the current folder, and finds none itself.
+
+    Contents are compared, and not times: a file may have a time in the future, and a clock may be set.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._is_own: dict[tuple[str, str], bool] = {}
+        folder = f"{Path.cwd()}{os.sep}"
+        for module in list(sys.modules.values()):
+            name = getattr(module, "__file__", None)
+            if name and name.startswith(folder) and "site-packages" not in name:
+                self._record(name)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  the protocol's
+        target: ModuleType | None = None,  # noqa: ARG002  the protocol's
+        /,
+    ) -> None:
+        """Record the module *fullname*, which is about to be loaded, and leave it to the other finders."""
+        with suppress(OSError):
+            folder, top = os.getcwd(), fullname.partition(".")[0]  # noqa: PTH109  as fast as it gets
+            if (folder, top) not in self._is_own:
+                place = Path(folder, top)
+                self._is_own[folder, top] = place.is_dir() or place.with_name(f"{top}.py").is_file()
+            if self._is_own[folder, top]:
+                name = f"{folder}{os.sep}{fullname.replace('.', os.sep)}"
+                if not self._record(f"{name}.py"):
+                    self._record(f"{name}{os.sep}__init__.py")
+
+    def is_stale(self, path: Path, digest: str | None) -> bool:
+        """Return whether this process has loaded *path* with other content; *digest* is the current one."""
+        noted = self._digests.get(str(path.absolute()))
+        return noted is not None and noted != (digest or sha256(path))
+
+    def _record(self, name: str) -> bool:
+        """Record the content of the file *name*, and return whether the file exists."""
+        with suppress(OSError), open(name, "rb", buffering=0) as file:  # noqa: PTH123  as fast as it gets
+            self._digests[name] = hashlib.sha256(file.read()).hexdigest()
+            return True
+        return False
+
+
+@functools.cache
+def record_loaded_sources() -> LoadedSources:
+    """Record the content of each module of the current folder when this process loads it, from now on.
+
+    Call this as early as possible: of a module that is loaded before, the content at the time of the call is
+    recorded. A second call has no effect.
+    """
+    sources = LoadedSources()
+    sys.meta_path.insert(0, sources)
+    return sources
+
+
+def check_unchanged(before: Snapshot) -> None:
+    """Raise `StageError` with a list of the differences if the dependencies in *before* have changed."""
+    changes = list(_changes(before, take_snapshot(before.stage)))
+    if changes:
+        lines = [
+            f"a dependency of {before.stage} was changed while it ran, so its outputs are not recorded:",
+            *changes,
+            "Run the same command again to use the new content",
+        ]
+        raise StageError("\n  ".join(lines))
+
+
+def check_loaded(before: Snapshot, version: str) -> None:
+    """Raise `StageError` if this process has loaded older code than *before* found in the files.
+
+    *version* is the VERSION of the stage's module as it was loaded. This can only happen in a process that
+    runs several stages.
+    """
+    key = f"stages/{before.stage.replace('-', '_')}.py: VERSION"
+    loaded = record_loaded_sources()
+    stale = [
+        *([key] if before.params.get(key, version) != version else []),
+        *(str(path) for path, state in before.files.items() if loaded.is_stale(path, state.digest)),
+    ]
+    if stale:
+        raise StageError(
+            f"{', '.join(stale)} was changed after this process had loaded it, so {before.stage} would run "
+            "the previous code. Run the same command again"
+        )
+
+
+def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    for key, value in before.params.items():
+        yield from _differences(key, value, after.params.get(key, ABSENT))
+    changed = [str(path) for path in sorted({*before.files, *after.files}) if _differs(path, before, after)]
+    if changed:
+        yield join_names(changed, MAX_LISTED_FILES)
+
+
+def _differs(path: Path, before: Snapshot, after: Snapshot) -> bool:
+    old, new = before.files.get(path), after.files.get(path)
+    if old is None or new is None:
+        return True
+    return old != new and (old.digest is None or old.digest != new.digest)
+
+
+def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            joint = " " if name.endswith(":") else "."
+            yield from _differences(f"{name}{joint}{key}", old.get(key, ABSENT), new.get(key, ABSENT))
+    elif old != new:
+        yield f"{name} was {old!r} and is {new!r}"

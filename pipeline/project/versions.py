@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.project.snapshot import Snapshot
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
@@ -28,7 +28,7 @@ VERSIONS = {
 PATH = Path("versions.yaml")
 HEAD = "# Which stages of learner-pipeline are installed. `learner versions` writes it; DVC reads it.\n"
 PREFIX = f"{PATH}: "
-CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
+CODE = {"models": "models/**/*.py", "sources": "data/sources/**/*.py"}
 """Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
 
 
@@ -37,12 +37,12 @@ def find_this_package(name: str = "learner-pipeline") -> Distribution:
 
     Raises `StageError` if it is not installed.
     """
-    found = list(distributions(name=name))
-    if not found:
+    installed = list(distributions(name=name))
+    if not installed:
         raise StageError(
             f"{name} runs from a folder in which it is not installed. Install it with `pip install`"
         )
-    return next((each for each in found if each.read_text("RECORD")), found[0])
+    return next((candidate for candidate in installed if candidate.read_text("RECORD")), installed[0])
 
 
 def version_of(name: str) -> str:
@@ -67,7 +67,7 @@ def text() -> str:
 
 def is_used(root: Path = Path()) -> bool:
     """Return whether a stage in the dvc.yaml of *root* has parameters in versions.yaml."""
-    stages = (read_definition(root / "dvc.yaml").get("stages") or {}).values()
+    stages = stages_of(read_definition(root / "dvc.yaml")).values()
     entries = [entry for stage in stages for entry in stage.get("params") or []]
     return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
 

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from pipeline.project import versions
 from pipeline.project.collision import find_collision
 from pipeline.project.git import run_git, try_git
-from pipeline.user_folder import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
 from stages.system.processes import module_command
@@ -65,7 +65,7 @@ class Installation:
 
 def list_templates() -> list[str]:
     """Return the names of the templates, in the order of the alphabet after the default."""
-    names = sorted(each.name for each in TEMPLATES.iterdir() if (each / README).is_file())
+    names = sorted(entry.name for entry in TEMPLATES.iterdir() if (entry / README).is_file())
     return [DEFAULT_TEMPLATE, *(name for name in names if name != DEFAULT_TEMPLATE)]
 
 
@@ -96,8 +96,8 @@ def make_project(directory: Path, template: str = DEFAULT_TEMPLATE) -> Iterator[
     if not (directory / PLOT).exists():
         write_text(directory / PLOT, plot)  # after `dvc init`, which requires that .dvc does not exist
     run_git(directory, "add", "--", *added)
-    own = sorted(read_template(template).keys() - {README, REQUIREMENTS})
-    yield f"{directory} has the template {template}: {', '.join(own)}"
+    added_files = sorted(read_template(template).keys() - {README, REQUIREMENTS})
+    yield f"{directory} has the template {template}: {', '.join(added_files)}"
     for name, missing in existing.items():
         if missing:
             yield f"{directory / name} exists. Add these lines to it:\n  " + "\n  ".join(missing)
@@ -117,10 +117,10 @@ def project_files(
     that the project's Makefile uses on this machine; if it is None, the Makefile installs one. Raises
     `ParamsError` if there is no template of the name *template*.
     """
-    base, own = _read_files(BASE), read_template(template)
-    texts = base | own
+    base, files_of_template = _read_files(BASE), read_template(template)
+    texts = base | files_of_template
     texts |= {
-        README: f"{own[README]}\n{base[README]}",
+        README: f"{files_of_template[README]}\n{base[README]}",
         REQUIREMENTS: f"{package.requirement}\n{texts[REQUIREMENTS]}",
         "versions.yaml": versions.text(),
     }
@@ -135,10 +135,10 @@ def read_template(name: str) -> dict[str, str]:
 
     Raises `ParamsError` if there is no such template.
     """
-    known = list_templates()
-    if name not in known:
+    names = list_templates()
+    if name not in names:
         raise ParamsError(
-            f"there is no template {name!r}. Use one of {', '.join(known)}.{closest(name, known)}"
+            f"there is no template {name!r}. Use one of {', '.join(names)}.{closest(name, names)}"
         )
     return _read_files(TEMPLATES / name)
 
@@ -146,9 +146,9 @@ def read_template(name: str) -> dict[str, str]:
 def _read_files(folder: Traversable) -> dict[str, str]:
     """Return the content of the files in *folder*, by their names in a project."""
     return {
-        NAMES_IN_PROJECT.get(each.name, each.name): each.read_text(encoding="utf-8")
-        for each in folder.iterdir()
-        if each.is_file()
+        NAMES_IN_PROJECT.get(file.name, file.name): file.read_text(encoding="utf-8")
+        for file in folder.iterdir()
+        if file.is_file()
     }
 
 
@@ -217,8 +217,8 @@ def _git_and_dvc(directory: Path) -> list[str]:
         top = directory.resolve()
     if (directory / ".dvc").exists():
         return []
-    own = [] if top == directory.resolve() else ["--subdir"]
-    _run_dvc(directory, "init", "--quiet", *own)
+    options = [] if top == directory.resolve() else ["--subdir"]
+    _run_dvc(directory, "init", "--quiet", *options)
     (directory / ".dvc/config").write_text(DVC_CONFIG)
     if state := os.environ.get(SITE_CACHE_VARIABLE):  # git ignores this file
         (directory / ".dvc/config.local").write_text(f'[core]\n    site_cache_dir = "{state}"\n')
@@ -267,8 +267,8 @@ def _next_steps(directory: Path, bin_folder: Path | None) -> Iterator[str]:
     if bin_folder is None:
         yield f"next: {_enter(directory)}make repro"
         return
-    found = shutil.which("learner")
-    if found is None or Path(found).parent.resolve() != bin_folder.resolve():
+    program = shutil.which("learner")
+    if program is None or Path(program).parent.resolve() != bin_folder.resolve():
         activate = bin_folder / "activate"
         path = shlex.quote(str(bin_folder))
         yield (
@@ -288,8 +288,8 @@ def _enter(directory: Path) -> str:
 
 def _git_top(directory: Path) -> Path | None:
     """Return the root of the git repository that contains *directory*, or None."""
-    found = try_git(directory, "rev-parse", "--show-toplevel")
-    return Path(found.stdout.strip()).resolve() if found.returncode == 0 else None
+    shown = try_git(directory, "rev-parse", "--show-toplevel")
+    return Path(shown.stdout.strip()).resolve() if shown.returncode == 0 else None
 
 
 def _run_dvc(directory: Path, *arguments: str) -> None:

@@ -1,23 +1,25 @@
 """Executors of a sweep: threads of this process, or the workers of Dask or Ray, on this host or on a cluster.
 
 Every executor runs the same function, `run_and_return_error`. A worker that runs it has one server of points,
-which forks a process for each point (see `point_server.py`).
+which forks a process for each point (see `point_process.py`). `run_jobs` limits the points in progress.
 """
 
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from pipeline.engine.signals import defer_signals
-from pipeline.sweep.job import Job, run_and_return_error
-from pipeline.sweep.scheduler import Submit
+from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked, run_and_return_error
 from stages.contracts.errors import ParamsError, StageError
+from stages.system.file_lock import hold_lock
 
 TIMEOUT_SECONDS = 20
 """Limit for the connection to a Dask scheduler."""
@@ -26,6 +28,22 @@ RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variables with the default of ``--address``."""
 _RAY_OPTIONS = {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}}
 """Ray hides the GPUs from tasks that request none, but here each point claims its own GPU."""
+
+
+class Future(Protocol):
+    """A point in progress, as every executor returns it."""
+
+    def add_done_callback(self, fn: Callable[[Any], Any], /) -> None:
+        """Call *fn* when the point has finished."""
+        ...
+
+    def result(self) -> Any:
+        """Return the error of the point, if any. Raises what the job raised, or the error of its worker."""
+        ...
+
+
+Submit = Callable[[Job], Future]
+Report = Callable[[Job, Exception | None], None]
 
 
 class Executor(Protocol):
@@ -210,3 +228,48 @@ class RayExecutor:
             "logging_level": logging.WARNING,
             **_RAY_OPTIONS,
         }
+
+
+def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> None:
+    """Run *jobs*, *width* at a time, and call *report* with the error of each, or None, when it finishes.
+
+    A failed job stops no other. If this function is interrupted, the jobs in progress are stopped and save
+    before it returns.
+    """
+    if not jobs:
+        return
+    finished: SimpleQueue[tuple[Job, Future]] = SimpleQueue()
+    waiting, active = list(jobs), list[Job]()
+    try:
+        with hold_lock(jobs[0].sweep_lock):
+            while waiting or active:
+                while len(active) < width and (job := _next(waiting, active)):
+                    waiting.remove(job)
+                    active.append(job)
+                    _start(job, submit, finished)
+                job, future = finished.get()
+                active.remove(job)
+                report(job, _error(future))
+    except BaseException:
+        for job in active:
+            while not is_unlocked(job.log):
+                time.sleep(PAUSE_SECONDS)
+        raise
+
+
+def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
+    """Return the first job that may start: never two of one run, because the second resumes the first."""
+    runs = {job.run for job in active}
+    return next((job for job in waiting if job.run not in runs), None)
+
+
+def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Future]]") -> None:
+    submit(job).add_done_callback(lambda future: finished.put((job, future)))
+
+
+def _error(future: Future) -> Exception | None:
+    try:
+        error = future.result()
+    except Exception as failure:  # noqa: BLE001  of the job or of its worker: it concerns this point only
+        return failure
+    return error if isinstance(error, Exception) else None

@@ -12,9 +12,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.tasks import hide_expected_tracebacks
-from pipeline.sweep.executors import Executor
+from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import Job, run_job
-from pipeline.sweep.scheduler import Report, run_jobs
 from stages.contracts.errors import StageError, StageFailedError
 
 

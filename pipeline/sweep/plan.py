@@ -25,6 +25,7 @@ from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject, parse_params
 from pipeline.project.git import run_git, try_git
 from pipeline.project.params_edit import apply, check_draft
+from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
 
@@ -47,7 +48,7 @@ class Point:
     @property
     def set_params(self) -> tuple[str, ...]:
         """The overrides as ``FILE:KEY=VALUE``."""
-        return tuple(f"{path}:{each}" for path, mine in self.overrides for each in mine)
+        return tuple(f"{path}:{override}" for path, overrides in self.overrides for override in overrides)
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class PlannedPoint:
     @property
     def run(self) -> str:
         """A text that is equal for points that fit would train in one run store."""
-        own = self.params.get(PARAMS, {})
-        fit = {key: value for key, value in (own.get("fit") or {}).items() if key not in CHANGES_NO_NUMBER}
+        params = self.params.get(PARAMS, {})
+        fit = {key: value for key, value in (params.get("fit") or {}).items() if key not in CHANGES_NO_NUMBER}
         others = {name: content for name, content in self.params.items() if name != PARAMS}
-        parts = [own.get("load_data"), own.get("build_learner"), fit, others]
+        parts = [params.get("load_data"), params.get("build_learner"), fit, others]
         return json.dumps(parts, sort_keys=True, default=str)
 
     @property
@@ -89,16 +90,18 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
     *draw* begins with the points of a smaller one. Raises `ParamsError` for overrides that DVC cannot parse,
     a key that is set twice, and an empty grid.
     """
-    parsed = [(path, each) for path, mine in parse_overrides(set_params).items() for each in mine]
-    if interval := next((each for _, each in parsed if each.is_interval_sweep()), None):
+    parsed = [
+        (path, override) for path, overrides in parse_overrides(set_params).items() for override in overrides
+    ]
+    if interval := next((override for _, override in parsed if override.is_interval_sweep()), None):
         raise ParamsError(
             f"-S {interval.input_line}: a grid has no intervals. Add for example --search tpe --trials 30"
         )
-    swept = [(path, each.key_or_group) for path, each in parsed if each.is_sweep_override()]
+    swept = [(path, override.key_or_group) for path, override in parsed if override.is_sweep_override()]
     state = random.getstate()
     random.seed(seed)  # hydra's shuffle(…) uses the global generator
     try:
-        grid = [_point(each, swept) for each in get_hydra_sweeps(to_path_overrides(set_params))]
+        grid = [_point(overrides, swept) for overrides in get_hydra_sweeps(to_path_overrides(set_params))]
     except (DvcException, HydraException) as error:
         raise _syntax_error(set_params, error) from error
     finally:
@@ -120,7 +123,9 @@ def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
     if not set_params:
         raise ParamsError("the sweep has no params to vary. Add for example -S fit.batch_size=32,64")
     try:
-        parsed = {path: to_hydra_overrides(mine) for path, mine in to_path_overrides(set_params).items()}
+        parsed = {
+            path: to_hydra_overrides(overrides) for path, overrides in to_path_overrides(set_params).items()
+        }
     except (DvcException, HydraException) as error:
         raise _syntax_error(set_params, error) from error
     _check_keys(parsed)
@@ -134,16 +139,18 @@ def plan_points(
 
     An experiment of more epochs then counts too.
     """
-    found = _Experiments(base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}"))
+    existing = _Experiments(
+        base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
+    )
     return [
-        _plan_point(found, point, short, epochs)
+        _plan_point(existing, point, short, epochs)
         for point, short in zip(points, short_point_names(points), strict=True)
     ]
 
 
 def check_plan(planned: Sequence[PlannedPoint]) -> None:
     """Raise `ParamsError` if no point of *planned* has valid params: then the mistake is in the command."""
-    if planned and all(each.mistake for each in planned):
+    if planned and all(point.mistake for point in planned):
         raise ParamsError(f"no point can run; the first is {planned[0].name}: {planned[0].mistake}")
 
 
@@ -159,60 +166,72 @@ class _Experiments:
 
     def find(self, names: Sequence[str], params: Mapping[str, Any]) -> str | None:
         """Return the first of *names* whose experiment has *params*, or None."""
-        found = (name for name in names if name in self.commits)
-        return next((name for name in found if is_result(self.base, self.commits[name], params)), None)
+        candidates = (name for name in names if name in self.commits)
+        return next((name for name in candidates if is_result(self.base, self.commits[name], params)), None)
 
     def count_epochs(self, name: str, most: int) -> int | None:
         """Return the epochs of the experiment *name* if it exists and has at most *most*, or None."""
-        own = self.base.content(PARAMS, self.commits[name]) if name in self.commits else {}
-        epochs = (own.get("fit") or {}).get("num_epochs")
+        params = self.base.content(PARAMS, self.commits[name]) if name in self.commits else {}
+        epochs = (params.get("fit") or {}).get("num_epochs")
         return epochs if isinstance(epochs, int) and epochs <= most else None
 
 
-def _plan_point(found: _Experiments, point: Point, short: str, epochs: int | None) -> PlannedPoint:
+def _plan_point(existing: _Experiments, point: Point, short: str, epochs: int | None) -> PlannedPoint:
     try:
-        params = params_of(found.base, point)
+        params = params_of(existing.base, point)
     except ParamsError as error:
         return PlannedPoint(point, short or name_with_hash(point, point.overrides), mistake=str(error))
     names = [
         *filter(None, [short]),
         name_with_hash(point, params),
-        name_with_hash(point, [params, found.tree]),
+        name_with_hash(point, [params, existing.tree]),
     ]
-    free = next((name for name in names if name not in found.commits), names[-1])
+    free = next((name for name in names if name not in existing.commits), names[-1])
     if epochs is not None:
-        return _plan_rung(found, PlannedPoint(point, free, params=params), names, epochs)
-    name = found.find(names, params)
+        return _plan_rung(existing, PlannedPoint(point, free, params=params), names, epochs)
+    name = existing.find(names, params)
     return PlannedPoint(point, name or free, is_done=name is not None, params=params)
 
 
-def _plan_rung(found: _Experiments, planned: PlannedPoint, names: Sequence[str], epochs: int) -> PlannedPoint:
+def _plan_rung(
+    existing: _Experiments, planned: PlannedPoint, names: Sequence[str], epochs: int
+) -> PlannedPoint:
     """Return the point *planned* up to *epochs*, with its experiment of any number of epochs, if any."""
-    most = count_epochs(found.base, planned.params)
-    rung = with_epochs(planned, found.base, epochs)
+    most = count_epochs(existing.base, planned.params)
+    rung = with_epochs(planned, existing.base, epochs)
     for name in names:
-        reached = found.count_epochs(name, most)
-        if reached and found.find([name], with_epochs(planned, found.base, reached).params):
+        reached = existing.count_epochs(name, most)
+        if reached and existing.find([name], with_epochs(planned, existing.base, reached).params):
             if reached >= epochs:
                 return replace(rung, name=name, is_done=True)
-            return replace(rung, name=name, replaces=found.commits[name])
+            return replace(rung, name=name, replaces=existing.commits[name])
     return rung
 
 
 def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> PlannedPoint:
     """Return the point *planned* with that number of epochs, and with the same name."""
-    own = planned.params.get(PARAMS) or base.content(PARAMS)
-    params = {**planned.params, PARAMS: {**own, "fit": {**(own.get("fit") or {}), "num_epochs": epochs}}}
-    files = {path: list(mine) for path, mine in planned.point.overrides}
-    kept = [each for each in files.get(PARAMS, []) if each.lstrip("+").partition("=")[0] != EPOCHS]
-    files[PARAMS] = [*kept, f"++{EPOCHS}={epochs}"]
-    overrides = tuple((path, tuple(mine)) for path, mine in files.items())
+    content = planned.params.get(PARAMS) or base.content(PARAMS)
+    params = {
+        **planned.params,
+        PARAMS: {**content, "fit": {**fit_params(base, planned.params), "num_epochs": epochs}},
+    }
+    files = {path: list(overrides_of_file) for path, overrides_of_file in planned.point.overrides}
+    others = [
+        override for override in files.get(PARAMS, []) if override.lstrip("+").partition("=")[0] != EPOCHS
+    ]
+    files[PARAMS] = [*others, f"++{EPOCHS}={epochs}"]
+    overrides = tuple((path, tuple(overrides_of_file)) for path, overrides_of_file in files.items())
     return replace(planned, point=replace(planned.point, overrides=overrides), params=params)
+
+
+def fit_params(base: FrozenProject, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of `fit` of a point with *params*."""
+    return (params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}
 
 
 def count_epochs(base: FrozenProject, params: Mapping[str, Any]) -> int:
     """Return the number of epochs of a point with *params*. Raises `ParamsError` if they have none."""
-    epochs = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("num_epochs")
+    epochs = fit_params(base, params).get("num_epochs")
     if not isinstance(epochs, int):
         raise ParamsError(f"--stop needs {EPOCHS} in {PARAMS}. Add it")
     return epochs
@@ -221,7 +240,7 @@ def count_epochs(base: FrozenProject, params: Mapping[str, Any]) -> int:
 def short_point_names(points: Sequence[Point]) -> list[str]:
     """Return a name for each point, as in ``batch_size=32,learning_rate=0.001``; empty if not unique."""
     titles = short_names(sorted({key for point in points for key, _ in point.varying}))
-    names = [_legal(",".join(f"{titles[key]}={value}" for key, value in each.varying)) for each in points]
+    names = [_legal(",".join(f"{titles[key]}={value}" for key, value in point.varying)) for point in points]
     counts = Counter(names)
     return [name if counts[name] == 1 and len(name) <= MAX_NAME_LENGTH else "" for name in names]
 
@@ -239,7 +258,7 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
 
     Raises `ParamsError` if the params would not be valid.
     """
-    found = {}
+    contents = {}
     with TemporaryDirectory() as folder:
         for name, overrides in point.overrides:
             text = base.text(name)
@@ -248,29 +267,29 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
             draft = Path(folder) / Path(name).name
             draft.write_text(text, encoding="utf-8")
             apply(overrides, draft)
-            found[name] = parse_params(draft.read_text(encoding="utf-8"), name)
+            contents[name] = parse_params(draft.read_text(encoding="utf-8"), name)
             if name == PARAMS:
                 _check_params(draft, base.content("dvc.yaml"))
-    return found
+    return contents
 
 
 def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bool:
     """Return whether the experiment *commit* has these *params*, and all other inputs are those of *base*."""
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
-    stages = (base.content("dvc.lock", commit).get("stages") or {}).values()
+    stages = stages_of(base.content("dvc.lock", commit)).values()
     if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
         return False
     recorded = [
-        each for stage in stages for each in (stage.get("params") or {}).items() if each[0] not in params
+        entry for stage in stages for entry in (stage.get("params") or {}).items() if entry[0] not in params
     ]
     return all(_has(base.content(name), values) for name, values in recorded)
 
 
 def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
     """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
-    for path, mine in parsed.items():
-        keys = Counter(override.key_or_group for override in mine)
+    for path, overrides in parsed.items():
+        keys = Counter(override.key_or_group for override in overrides)
         if twice := [key for key, count in keys.items() if count > 1]:
             raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
 
@@ -278,11 +297,11 @@ def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
 def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:
     values = [
         ((path, override.key_or_group), override.get_value_element_as_str())
-        for path, mine in overrides.items()
-        for override in to_hydra_overrides(mine)
+        for path, file_overrides in overrides.items()
+        for override in to_hydra_overrides(file_overrides)
     ]
     varying = tuple((key, value) for (path, key), value in values if not swept or (path, key) in swept)
-    return Point(tuple((path, tuple(mine)) for path, mine in overrides.items()), varying)
+    return Point(tuple((path, tuple(file_overrides)) for path, file_overrides in overrides.items()), varying)
 
 
 def _syntax_error(set_params: Sequence[str], error: Exception) -> ParamsError:
@@ -298,10 +317,10 @@ def _legal(text: str) -> str:
 
 def _sources(stages: Any) -> Iterator[str]:
     """Yield the inputs of the stages that no stage writes and git may have, and their ``.dvc`` files."""
-    made = {out["path"] for stage in stages for out in stage.get("outs") or []}
-    for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - made:
+    outputs = {out["path"] for stage in stages for out in stage.get("outs") or []}
+    for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - outputs:
         inside = ":" not in path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
-        if inside and not any(PurePosixPath(path).is_relative_to(each) for each in made):
+        if inside and not any(PurePosixPath(path).is_relative_to(output) for output in outputs):
             yield from (path, f"{path}.dvc")
 
 

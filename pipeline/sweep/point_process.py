@@ -140,15 +140,15 @@ class _Server:
 
     def start(self, request: PointRequest, log: IO[bytes], stdin: int) -> PointProcess:
         """Request the process of a point. Raises `OSError` if the server has exited."""
-        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             try:
                 handles = [other.fileno(), stdin, log.fileno()]
                 socket.send_fds(self._control, [json.dumps(asdict(request)).encode()], handles)
             except OSError:
-                mine.close()
+                channel.close()
                 raise
-        return PointProcess(mine, self.log)
+        return PointProcess(channel, self.log)
 
     def close(self) -> None:
         """End the server, which stops its points, and remove its copy of the project."""

@@ -4,6 +4,10 @@ An import of torch and DVC takes longer than a short training. The server import
 milliseconds. Each point still has a process of its own, with its own folder, environment, signals and random
 state. The server never runs a point itself, so that every point starts from the same state. It imports the
 code of the project from a copy that users do not edit.
+
+The fork does what `dvc exp run --temp` does in processes of its own, with DVC's own functions: it sets the
+params, checks the outputs out, reproduces the pipeline and commits the experiment. A stage whose command is
+``python -m pipeline stage NAME`` or ``learner stage NAME`` is a function call; DVC starts any other command.
 """
 
 import atexit
@@ -16,18 +20,34 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
+
+from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
+from dvc.exceptions import DvcException
+from dvc.repo import Repo, lock_repo
+from dvc.repo.experiments.executor.local import TempDirExecutor
+from dvc.stage import PipelineStage
+from dvc.stage.utils import _get_stage_files
+from dvc.utils.cli_parse import to_path_overrides
 
 import stages
+from pipeline.engine import dvc_patches
+from pipeline.engine.dvc_patches import StageCall, replace_command, write_lockfiles_once
+from pipeline.engine.error_reports import report_error
 from pipeline.engine.process_tree import terminate_once_with_parent
-from pipeline.engine.signals import end_on_signal
-from pipeline.sweep.point import run_point
-from pipeline.sweep.point_process import PointRequest
-from pipeline.user_errors import report_error
-from stages.system.file_lock import is_locked
+from pipeline.engine.project_copy import isolate_site_cache
+from pipeline.engine.reproduce import find_cause
+from pipeline.engine.signals import defer_signals, end_on_signal
+from pipeline.flows.prefect_api import run_stage_of_dvc
+from pipeline.project.git import run_git
+from pipeline.project.params_edit import apply
+from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
+from stages.contracts.printing import print_error
+from stages.runs.layout import RUNS_FOLDER
+from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 
 PRELOADED = (
     "dulwich.gc",
@@ -68,6 +88,9 @@ MAX_MESSAGE_BYTES = 1 << 17
 MAX_HANDLES = 3
 """File descriptors of a request: the channel of the point, its standard input, and its output."""
 POLL_MILLISECONDS = 1000
+STAGE_COMMANDS = ("python -m pipeline stage {name}", "learner stage {name}")
+"""The commands that are replaced by a call in this process."""
+TRAINING = "fit"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -144,13 +167,13 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             os.setsid()  # the sweep signals the process group, when it has the id
-            with socket.socket(fileno=channel) as own:
-                if not _send(own, {"pid": os.getpid()}):
+            with socket.socket(fileno=channel) as connection:
+                if not _send(connection, {"pid": os.getpid()}):
                     os._exit(1)  # the sweep has ended
             for place, handle in enumerate((stdin, output, output)):
                 os.dup2(handle, place)
-            for each in (self._control, *self._channels.values()):
-                each.close()
+            for inherited in (self._control, *self._channels.values()):
+                inherited.close()
             for handle in (stdin, output, *self._pidfds.values()):
                 os.close(handle)
             return 0
@@ -165,8 +188,8 @@ class _Server:
     def _report_exits(self) -> None:
         """Send the exit code of each process that has exited."""
         for pid in list(self._channels):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            exited, status = os.waitpid(pid, os.WNOHANG)
+            if exited:
                 with self._channels.pop(pid) as channel:
                     _send(channel, {"code": os.waitstatus_to_exitcode(status)})
                 if pid in self._pidfds:
@@ -182,6 +205,98 @@ def _send(channel: socket.socket, message: Mapping[str, int]) -> bool:
     except OSError:
         return False
     return True
+
+
+def run_point(request: PointRequest) -> None:
+    """Run the point in its copy of the project, and commit its experiment there.
+
+    Changes the current folder, the environment and the module path of this process. Raises the error of a
+    stage, and `StageError` if DVC fails.
+    """
+    os.chdir(request.folder)
+    os.environ.update({DVC_EXP_NAME: request.name, DVC_EXP_BASELINE_REV: request.head, **request.environment})
+    os.environ.update(isolate_site_cache(Path(request.folder)))
+    with suppress(FileNotFoundError):
+        Path(RUNS_FOLDER).unlink()  # the locks in it are those of one copy; the run stores are below the root
+    for path, overrides in to_path_overrides(request.overrides).items():
+        apply(overrides, Path(path))
+    dvc_patches.apply()
+    with defer_signals() as signals, _FirstPoint(Path(request.sweep_lock)) as first:
+        call = StageCall(first.run_stage, signals, STAGE_COMMANDS, request.root)
+        try:
+            with replace_command(call), Repo() as repo:
+                _run_experiment(repo, call, first, request.ref)
+        except DvcException as error:
+            cause = find_cause(error)
+            raise cause from (cause.__cause__ or error)
+
+
+def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str) -> None:
+    repo.scm_context.quiet = True
+    with lock_repo(repo):  # one lock for all steps, so that DVC reads the pipeline once
+        repo.checkout(force=True, allow_missing=True)
+        has_only_calls = all(
+            call.replaces(stage) for stage in repo.index.stages if isinstance(stage, PipelineStage)
+        )
+        if has_only_calls:
+            first.wait()
+        with write_lockfiles_once() if has_only_calls else nullcontext():  # no other process reads them
+            stages = repo.reproduce()
+        paths = _list_paths(repo)  # reads the plots, which the cache may have lacked before
+    _commit(repo, paths, f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
+
+
+class _FirstPoint:
+    """The lock that the first point of a sweep holds until it trains.
+
+    The other points then find the stages that do not depend on their params in DVC's run-cache.
+    """
+
+    def __init__(self, sweep_lock: Path) -> None:
+        self._path = sweep_lock.with_suffix(FIRST_POINT_SUFFIX)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def wait(self) -> None:
+        """Wait until a point of the sweep has trained or failed; hold the lock if this is the first one."""
+        file = self._stack.enter_context(os.fdopen(open_lock(self._path), "r+b"))
+        wait_for_lock(file)
+        if file.seek(0, os.SEEK_END):
+            self._stack.close()
+
+    def run_stage(self, name: str) -> None:
+        """Run stage *name*, and release the lock if it is the training."""
+        if name == TRAINING:
+            self._end()
+        run_stage_of_dvc(name, os.getpid(), print_error)
+        sys.stdout.flush()
+
+    def _end(self) -> None:
+        self._path.write_bytes(b"1")
+        self._stack.close()
+
+
+def _list_paths(repo: Repo) -> list[str]:
+    """Return the paths of the pipeline that an experiment has, even if git does not track them yet."""
+    paths = set(TempDirExecutor._get_top_level_paths(repo))  # noqa: SLF001  see PATCHES
+    for stage in repo.index.stages:
+        paths.update(_get_stage_files(stage))
+    return sorted(paths)
+
+
+def _commit(repo: Repo, paths: Sequence[str], message: str, ref: str) -> None:
+    """Commit the changes in tracked files and the new files of *paths* as the reference *ref*."""
+    run_git(Path(), "add", "--update", ":/")
+    new = run_git(Path(), "ls-files", "-z", "--others", "--exclude-standard", "--", *paths)
+    if new:
+        run_git(Path(), "add", "--", *new.rstrip("\0").split("\0"))
+    repo.scm.commit(message, no_verify=True)
+    repo.scm.set_ref(ref, repo.scm.get_rev())
 
 
 if __name__ == "__main__":

@@ -4,19 +4,22 @@ A search stores nothing. Optuna's study is in memory, and the sampler has a seed
 drawn at once, and their results are reported in the order of the trials when all have finished. So the
 trials depend on the experiments in git only, neither on the order in which points finish nor on their number
 at a time, and a search that is repeated draws the same trials again.
+
+The syntax of its space in ``-S`` is that of Hydra's sweeper for Optuna: ``interval(a,b)``,
+``tag(log,interval(a,b))`` and ``int(interval(a,b))`` beside the lists, ``choice(…)`` and ``range(…)`` of a
+grid. A list or a range has the same values as in a grid.
 """
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from pipeline.comparison.runs import MetricCurve
-from pipeline.sweep.plan import Point
-from pipeline.sweep.space import read_space
+from pipeline.sweep.plan import Point, parse_overrides
 from pipeline.sweep.stopping import Curves, StopRule, rank
 from stages.contracts.errors import ParamsError
 
@@ -34,6 +37,8 @@ MAX_SEED = 2**32 - 1
 """The largest seed of NumPy's generator, which Optuna uses."""
 PERCENTILE = 25.0
 """The percentile of the finished trials that a point must reach to continue, with ``--stop percentile``."""
+DIGITS_IN_NAMES = 4
+"""Significant digits of a real number in the name of an experiment; its params have all digits."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,12 @@ class Search:
     @property
     def varying(self) -> set[str]:
         """The keys of the params that vary."""
-        return {each.title for each in self._space.dimensions}
+        return {dimension.title for dimension in self._space.dimensions}
 
     def ask(self) -> list[Point]:
         """Return the points of the next batch, each once; an empty list after the last trial."""
         self._batch = {}
-        distributions = {each.name: each.distribution for each in self._space.dimensions}
+        distributions = {dimension.name: dimension.distribution for dimension in self._space.dimensions}
         for _ in range(min(self.options.batch, self.options.trials - self.drawn)):
             trial = self._study.ask(distributions)
             self._batch.setdefault(self._space.point(trial.params), []).append(trial)
@@ -95,7 +100,7 @@ class Search:
         of_points = zip(self._batch.values(), results, strict=True)
         told = [(trial, *result) for trials, result in of_points for trial in trials]
         states = self._optuna.trial.TrialState
-        for trial, curve, stopped in sorted(told, key=lambda each: each[0].number):
+        for trial, curve, stopped in sorted(told, key=lambda result: result[0].number):
             value = rank(curve, stopped or math.inf)
             if curve is None or value is None:
                 self._study.tell(trial, state=states.FAIL)
@@ -149,3 +154,120 @@ def _create_study(optuna: ModuleType, options: SearchOptions) -> Any:
         sampler = getattr(optuna.samplers, name)(seed=options.seed, **arguments)
     # a pruner draws lots by the name of the study, which is random by default
     return optuna.create_study(study_name="sweep", sampler=sampler, pruner=optuna.pruners.NopPruner())
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A param of a search and its distribution."""
+
+    path: str
+    """The params file."""
+    key: str
+    """The key, with a plus if the file does not have it."""
+    distribution: Any
+    """Optuna's distribution, of the position in *texts* or of the value."""
+    texts: tuple[str, ...] = ()
+    """The values of a list or a range, in the syntax of ``-S``; empty for an interval."""
+
+    @property
+    def name(self) -> str:
+        """The name of the param in Optuna, unique in the space."""
+        return f"{self.path}:{self.key}"
+
+    @property
+    def title(self) -> str:
+        """The key without a plus."""
+        return self.key.lstrip("+")
+
+    def text(self, value: Any) -> str:
+        """Return *value* of the distribution as the text of the param, exactly."""
+        if self.texts:
+            return self.texts[int(value)]
+        return repr(int(value) if isinstance(self.distribution.low, int) else float(value))
+
+    def short_text(self, value: Any) -> str:
+        """Return *value* of the distribution as a text for the name of the experiment."""
+        is_real = not self.texts and isinstance(self.distribution.low, float)
+        return f"{value:.{DIGITS_IN_NAMES}g}" if is_real else self.text(value)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The params that a search sets."""
+
+    entries: tuple[tuple[str, str | Dimension], ...]
+    """Each params file with an override, or with a param that varies, in the order of ``-S``."""
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The params that vary."""
+        return tuple(entry for _, entry in self.entries if isinstance(entry, Dimension))
+
+    def point(self, values: Mapping[str, Any]) -> Point:
+        """Return the point with *values*, which Optuna drew for the name of each dimension."""
+        files: dict[str, list[str]] = {}
+        for path, entry in self.entries:
+            override = entry if isinstance(entry, str) else f"{entry.key}={entry.text(values[entry.name])}"
+            files.setdefault(path, []).append(override)
+        varying = tuple(
+            (dimension.title, dimension.short_text(values[dimension.name])) for dimension in self.dimensions
+        )
+        return Point(tuple((path, tuple(overrides)) for path, overrides in files.items()), varying)
+
+
+def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:
+    """Return the space that *set_params* describe.
+
+    Raises `ParamsError` for overrides that DVC cannot parse, a key that is set twice, a function that has no
+    meaning in a search, and a space without a param that varies.
+    """
+    entries = tuple(
+        (path, _entry(path, override, optuna.distributions))
+        for path, overrides in parse_overrides(set_params).items()
+        for override in overrides
+    )
+    space = Space(entries)
+    if not space.dimensions:
+        raise ParamsError("--search has no param to vary. Add for example -S 'fit.batch_size=range(16,128)'")
+    return space
+
+
+def _entry(path: str, override: Any, distributions: Any) -> str | Dimension:
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return f"{key}={override.get_value_element_as_str()}"
+    if mistake := _find_mistake(override):
+        raise ParamsError(f"-S {override.input_line}: {mistake}")
+    try:
+        return _dimension(path, key, override, distributions)
+    except ValueError as error:  # of Optuna, for bounds that are not in order
+        raise ParamsError(f"-S {override.input_line}: {error}") from error
+
+
+def _find_mistake(override: Any) -> str:
+    """Return the reason for which a search cannot use *override*; empty if it can."""
+    sweep = override.value()
+    if not hasattr(sweep, "tags"):  # glob(…)
+        return "this function is not supported"
+    if override.is_interval_sweep() and not (math.isfinite(sweep.start) and math.isfinite(sweep.end)):
+        return "the bounds of an interval must be finite"
+    if not override.is_interval_sweep() and sweep.shuffle:
+        return "a search draws values in an order of its own. Remove shuffle(…)"
+    if sweep.tags - ({"log"} if override.is_interval_sweep() else set()):
+        return "the only tag is log, of an interval, as in tag(log,interval(1e-5,1e-1))"
+    return ""
+
+
+def _dimension(path: str, key: str, override: Any, distributions: Any) -> Dimension:
+    sweep = override.value()
+    if override.is_interval_sweep():
+        kind = (
+            distributions.IntDistribution if isinstance(sweep.start, int) else distributions.FloatDistribution
+        )
+        return Dimension(path, key, kind(sweep.start, sweep.end, log="log" in sweep.tags))
+    texts = tuple(dict.fromkeys(override.sweep_string_iterator()))
+    if not texts:
+        raise ParamsError(f"-S {override.input_line}: there are no values")
+    if override.is_range_sweep():
+        return Dimension(path, key, distributions.IntDistribution(0, len(texts) - 1), texts)
+    return Dimension(path, key, distributions.CategoricalDistribution(range(len(texts))), texts)

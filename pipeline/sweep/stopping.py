@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, select_metrics
 from pipeline.engine.project_copy import FrozenProject
-from pipeline.sweep.plan import EPOCHS, PARAMS, Point, count_epochs, params_of
+from pipeline.sweep.plan import EPOCHS, Point, count_epochs, fit_params, params_of
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 
@@ -36,10 +36,10 @@ class StopRule:
 
         The others are rounded up to a multiple of *validate_every*, so that they have values to rank by.
         """
-        found = [epochs]
-        while found[-1] >= self.factor:
-            found.append(found[-1] // self.factor)
-        rounded = {math.ceil(rung / validate_every) * validate_every for rung in found}
+        epochs_of_rungs = [epochs]
+        while epochs_of_rungs[-1] >= self.factor:
+            epochs_of_rungs.append(epochs_of_rungs[-1] // self.factor)
+        rounded = {math.ceil(rung / validate_every) * validate_every for rung in epochs_of_rungs}
         return [*sorted(rung for rung in rounded if rung < epochs), epochs]
 
     def select(self, ranks: Mapping[int, float | None]) -> list[int]:
@@ -110,7 +110,7 @@ def _first_params(base: FrozenProject, points: Sequence[Point]) -> Mapping[str, 
 
 
 def _validate_every(base: FrozenProject, params: Mapping[str, Any]) -> int:
-    every = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("validate_every", 1)
+    every = fit_params(base, params).get("validate_every", 1)
     return every if isinstance(every, int) and every > 0 else 1  # each point reports another value
 
 
@@ -129,17 +129,17 @@ def find_metric(comparison: Comparison, requested: str | None) -> str:
     Raises `ParamsError` if the runs have no such metric, or if its direction is unknown.
     """
     if not requested:
-        found = default_metric(comparison)
+        metric = default_metric(comparison)
     else:
         names = select_metrics(comparison, [requested])
         curves = [run.metrics[names[0]] for run in comparison.runs if names[0] in run.metrics]
-        found = names[0] if curves[0].better else None
-    if found is None:
+        metric = names[0] if curves[0].better else None
+    if metric is None:
         raise ParamsError(
             f"the points cannot be ranked: no direction is known of {requested or 'any metric'}. "
             f"Name another one by --metric: {', '.join(comparison.metrics) or 'none'}"
         )
-    return found
+    return metric
 
 
 def rank(curve: MetricCurve | None, epochs: float) -> float | None:

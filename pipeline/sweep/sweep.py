@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.comparison.runs import select_metrics
-from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
-from pipeline.project.lockfile import check_lockfile
-from pipeline.project.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.lockfile import LOCKFILE, check_lockfile, repair_lockfiles
+from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from pipeline.project.yaml_files import read_definition, read_mapping
-from pipeline.sweep.executors import Executor
+from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
-from pipeline.sweep.live_table import show_live_table
 from pipeline.sweep.plan import PARAMS, PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
 from pipeline.sweep.progress import SweepProgress
-from pipeline.sweep.results import collect_points, result_table
-from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.search import Search
 from pipeline.sweep.stopping import (
     RULES,
@@ -33,6 +29,7 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
+from pipeline.sweep.tables import collect_points, result_table, show_live_table
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER
@@ -105,8 +102,8 @@ def run_search(search: Search, options: SweepOptions) -> None:
             ran = _run_batch(base, points, options, lock, rungs)
             metric, curves = _read_curves(base, dict(enumerate(ran)), options)
             options = replace(options, metric=metric)  # the same one for all batches
-            search.tell([(curves[number], each.stopped) for number, each in enumerate(ran)])
-            results |= {each.name: each for each in ran}
+            search.tell([(curves[number], result.stopped) for number, result in enumerate(ran)])
+            results |= {result.name: result for result in ran}
             points = search.ask()
     _conclude(base, list(results.values()), options)
 
@@ -170,11 +167,11 @@ def _run_points(
     """Run the points of *planned* without an experiment, and return the result of each, in their order."""
     progress = SweepProgress(len(planned))
     print_text(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
-    for each in planned:
-        if each.is_done:
-            progress.add_done(each.name, "done before")
-        elif each.mistake:
-            progress.add_failed(each.name, each.mistake)
+    for point in planned:
+        if point.is_done:
+            progress.add_done(point.name, "done before")
+        elif point.mistake:
+            progress.add_failed(point.name, point.mistake)
     report = partial(_report_outcome, base, progress, options.metric)
     try:
         _check_metric(base, progress, options.metric)
@@ -184,7 +181,7 @@ def _run_points(
                 options.run(jobs, options.executor, report)
     except ParamsError as error:
         _conclude(base, _results(progress, [*progress.done, *progress.failed]), options, mistake=str(error))
-    return _results(progress, [each.name for each in planned])
+    return _results(progress, [point.name for point in planned])
 
 
 def _results(progress: SweepProgress, names: Sequence[str]) -> list[PointResult]:
@@ -239,17 +236,17 @@ def _read_curves(
 
     Raises as `collect_points` and `find_metric` do, after the table of *results* is printed.
     """
-    trained = [each.name for each in results.values() if not each.error]
+    trained = [result.name for result in results.values() if not result.error]
     if not trained:
         return options.metric, dict.fromkeys(results)
     compared = collect_points(base, trained)
     try:
-        found = find_metric(compared, options.metric)
+        metric = find_metric(compared, options.metric)
     except ParamsError as error:
         _conclude(base, list(results.values()), options, mistake=str(error))
         raise
-    curves = {run.name: run.metrics.get(found) for run in compared.runs}
-    return found, {number: curves.get(each.name) for number, each in results.items()}
+    curves = {run.name: run.metrics.get(metric) for run in compared.runs}
+    return metric, {number: curves.get(result.name) for number, result in results.items()}
 
 
 def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None:
@@ -267,10 +264,10 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
     epochs = plan_rungs(RULES[stop], base, points)[0] if stop else None
     planned = plan_points(base, points, epochs)
     check_plan(planned)
-    for each in planned:
-        state = "done" if each.is_done else "not valid" if each.mistake else "to run"
-        print_line(f"{each.name}: {state}")
-    if mistakes := [f"{each.name}: {each.mistake}" for each in planned if each.mistake]:
+    for point in planned:
+        state = "done" if point.is_done else "not valid" if point.mistake else "to run"
+        print_line(f"{point.name}: {state}")
+    if mistakes := [f"{point.name}: {point.mistake}" for point in planned if point.mistake]:
         count = f"{len(mistakes)} of {_count(planned, 'point')} cannot run:"
         raise ParamsError("\n".join([count, *mistakes]))
 
@@ -279,16 +276,16 @@ def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], lock: Path, *, s
     return [
         Job(
             base,
-            each.name,
-            each.point.set_params,
-            each.params,
+            point.name,
+            point.point.set_params,
+            point.params,
             lock,
-            gpus=() if share_gpus else each.gpus,
-            run=each.run,
-            replaces=each.replaces,
+            gpus=() if share_gpus else point.gpus,
+            run=point.run,
+            replaces=point.replaces,
         )
-        for each in planned
-        if not each.is_done and not each.mistake
+        for point in planned
+        if not point.is_done and not point.mistake
     ]
 
 
@@ -313,7 +310,7 @@ def _conclude(
     Raises `ParamsError` if the metric is unknown or for another *mistake*, and `StageFailedError` for points
     that failed, with the reason of each.
     """
-    if trained := [each.name for each in results if not each.error]:
+    if trained := [result.name for result in results if not result.error]:
         compared = collect_points(base, trained)
         shown = default_metric(compared)
         if options.metric and not mistake:
@@ -323,7 +320,7 @@ def _conclude(
                 mistake = str(error)
         print_text(f"\n{result_table(compared, shown)}", options.output, end="")
     lines = [mistake] if mistake else []
-    if reasons := [f"{each.name}: {each.error}" for each in results if each.error]:
+    if reasons := [f"{result.name}: {result.error}" for result in results if result.error]:
         lines += [f"{len(reasons)} of {_count(results, 'point')} failed", *reasons]
     if mistake:
         raise ParamsError("\n".join(lines))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from templates import fresh
 
-from pipeline.engine.lockfile_repair import is_intact_lockfile, is_intact_rwlock
+from pipeline.project.lockfile import is_intact_lockfile, is_intact_rwlock
 from stages.runs.layout import HEARTBEAT_FILE, RUNS_FOLDER, stores
 
 MARK = "CRASH_TRIAL"

@@ -26,7 +26,7 @@ PIPELINE_LAYERS = {
     "engine": {"project"},
     "scaffold": {"project"},
     "comparison": {"engine", "project"},
-    "flows": {"engine", "project"},
+    "flows": {"engine", "project", "comparison"},
     "sweep": {"engine", "project", "comparison", "flows"},
     "doctor": {"engine", "project", "flows"},
 }

@@ -1,5 +1,6 @@
-"""The rules of prose in code, help and pages, and of names of functions."""
+"""The rules of prose in code, help and pages, and of names of functions and variables."""
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,11 @@ PARTICIPLE = re.compile(
     r"|gone|lost|broken|frozen|torn|brought|bought|borrowed)(?:_[a-z0-9_]+)?"
 )
 NOT_PARTICIPLES = {"seed", "feed", "need", "embed", "speed", "unsigned"}
+MAX_VAGUE_NAMES_PER_1000 = {"pipeline": 10}
+"""By folder, the most bindings of variables to a vague name."""
+VAGUE_NAMES = {"each", "found", "own", "mine", "known", "kept", "held", "made", "here", "left"} | {
+    *("given", "those", "these", "above")
+}
 
 
 def docstrings_rarely_have_unclear_verbs(tree: SourceTree) -> Iterator[Finding]:
@@ -77,6 +83,22 @@ def names_of_functions_are_verbs(tree: SourceTree) -> Iterator[Finding]:
             is_participle = PARTICIPLE.fullmatch(each.name) and word not in NOT_PARTICIPLES
             if is_participle and not each.is_property:
                 yield Finding(module.path, each.line, f"{each.name} is not a verb")
+
+
+def variables_rarely_have_a_vague_name(tree: SourceTree) -> Iterator[Finding]:
+    """The rates of variables with a name that does not say what they hold are at most their ceilings."""
+    for folder, ceiling in MAX_VAGUE_NAMES_PER_1000.items():
+        bindings = [
+            (module.path, node)
+            for module in tree.modules(folder)
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
+        vague = [Finding(path, node.lineno, node.id) for path, node in bindings if node.id in VAGUE_NAMES]
+        if 1000 * len(vague) > ceiling * len(bindings):
+            yield from (
+                each._replace(message=f"{each.message!r} does not say what it holds") for each in vague
+            )
 
 
 def text_has_no_banned_phrase(tree: SourceTree) -> Iterator[Finding]:
@@ -119,6 +141,7 @@ RULES = (
     docstrings_rarely_have_unclear_verbs,
     docstrings_of_functions_open_with_a_verb,
     names_of_functions_are_verbs,
+    variables_rarely_have_a_vague_name,
     text_has_no_banned_phrase,
     commands_have_a_purpose_in_one_sentence,
     options_have_a_help_text,

@@ -38,6 +38,7 @@ from prose_rules import (
     names_of_functions_are_verbs,
     options_have_a_help_text,
     text_has_no_banned_phrase,
+    variables_rarely_have_a_vague_name,
 )
 from rules import RULES
 from source_tree import SourceTree
@@ -82,6 +83,14 @@ VIOLATIONS = [
         names_of_functions_are_verbs,
         {"stages/a/b.py": "@property\ndef kept(): ...\ndef seed(): ...\ndef _kept_files(): ...\n"},
         ("stages/a/b.py:4: _kept_files is not a verb",),
+    ),
+    (
+        variables_rarely_have_a_vague_name,
+        {
+            "pipeline/a.py": "names = 1\nfor each in names:\n    print(each)\n",
+            "scripts/a.py": "found = 1\n",
+        },
+        ("pipeline/a.py:2: 'each' does not say what it holds",),
     ),
     (
         text_has_no_banned_phrase,

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from pipeline.commands.evaluate import parse_source
+from pipeline.commands.training import parse_source
 from pipeline.flows.server_outage import read_seconds
 from pipeline.project.params import Params, read_params
 from pipeline.project.params_edit import override_params

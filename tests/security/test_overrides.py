@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.flows.override_rules import _FILE_KEY, ALLOW_CODE, check_overrides
 from pipeline.project.params import Params
+from pipeline.project.params_edit import _FILE_KEY, ALLOW_CODE, check_overrides
 from stages.contracts.errors import ParamsError
 
 ROOT = Path(__file__).parents[2]

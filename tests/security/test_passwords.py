@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from pipeline.doctor.diagnostics import Level
 from pipeline.doctor.environment import check_prefect
-from pipeline.error_reports import REPORT_VARIABLE, read_report, write_report
+from pipeline.engine.error_reports import REPORT_VARIABLE, read_report, write_report
 from pipeline.flows import prefect_api
 from pipeline.flows.run_registry import FLOW_RUNS_FOLDER, register_flow_run
 from pipeline.flows.server_outage import outage_message

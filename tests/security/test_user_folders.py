@@ -10,11 +10,11 @@ import pytest
 from dvc.repo import Repo
 from forked_commands import run_in_pipe
 
-from pipeline.doctor import state_folder
+from pipeline.doctor import environment
 from pipeline.doctor.diagnostics import Level
 from pipeline.engine.project_copy import freeze, isolate_site_cache, temporary_copy
-from pipeline.sweep.devices import claim_devices
-from pipeline.user_folder import SITE_CACHE_VARIABLE, is_private, make_user_folder, use_private_site_cache
+from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, use_private_site_cache
+from pipeline.sweep.job import claim_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,18 +128,18 @@ def set_variable(project, monkeypatch):
     """Return a function that sets the variable of DVC in the environment with which doctor was started."""
     start = project / "environment"
     start.write_bytes(b"A=B\0")
-    monkeypatch.setattr(state_folder, "START_ENVIRONMENT", start)
+    monkeypatch.setattr(environment, "START_ENVIRONMENT", start)
     return lambda folder: start.write_bytes(f"{SITE_CACHE_VARIABLE}={folder}\0".encode())
 
 
 @pytest.mark.usefixtures("set_variable")
 def test_doctor_warns_of_a_shared_folder_and_names_another(cache):
-    [before] = state_folder.check_state_folder()
+    [before] = environment.check_state_folder()
     before.fix()
-    [after] = state_folder.check_state_folder()
+    [after] = environment.check_state_folder()
 
     assert (before.level, after.level) == (Level.WARNING, Level.OK)
-    assert str(state_folder.SHARED_FOLDER) in before.message
+    assert str(environment.SHARED_FOLDER) in before.message
     with Repo() as repo:
         assert Path(repo.site_cache_dir).is_relative_to(cache / "learner/dvc")
 
@@ -150,7 +150,7 @@ def test_doctor_checks_the_folder_that_the_user_has_named(set_variable, mode, le
         Path(folder).chmod(mode)
         set_variable(folder)
 
-        [found] = state_folder.check_state_folder()
+        [found] = environment.check_state_folder()
 
     assert found.level == level
 

@@ -14,7 +14,7 @@ import warnings
 import torch
 
 from pipeline.__main__ import main
-from pipeline.engine.edit_guard import record_loaded_sources
+from pipeline.project.snapshot import record_loaded_sources
 
 LOGGERS = (None, "dvc", "stages", "pipeline")
 """The loggers whose settings are restored; None is the root."""

@@ -2,7 +2,7 @@
 
 // What the page computes from its data: the choice and order of the runs, groups, differences from the
 // baseline, and the importance of params. Nothing here reads or changes the document. A run is an index into
-// `table.runs`; `table` is the data of the table, as page_data.py writes it.
+// `table.runs`; `table` is the data of the table, as page.py writes it.
 
 const MAX_TICKED = 60; // runs with curves at a time: each has its own pair of a color and a dash or shape
 const FIRST_TICKED = 10; // runs with curves at the start: each has its own color

@@ -1,30 +1,45 @@
-"""Checks, in DVC itself, of files that a stranger may have written.
+"""Checks, in DVC itself, of files that a stranger may have written, and of the content of its cache.
 
 DVC writes through a name in a list that leads out of its folder when it checks out, removes a file that an
 object names if its content has another hash, and does not return from a walk through such a list. Its remote
 for S3 runs the program that a file of settings names, and it expands all aliases in YAML.
+
+DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
+are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
+a damaged file as an output. The functions here read the content. `pipeline.engine.dvc_patches` makes DVC
+call them in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
 """
 
 import functools
+import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from dvc.api import DVCFileSystem
 from dvc.config import Config
 from dvc.exceptions import DvcException
+from dvc.output import Output
 from dvc.repo import Repo
+from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
+from dvc.stage import cache as run_cache
 from dvc.utils import strictyaml
-from dvc.utils.serialize import YAMLFileCorruptedError, _yaml
+from dvc.utils.serialize import YAMLFileCorruptedError, _yaml, load_yaml
 from dvc_data.hashfile.db import HashFileDB
 from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.tree import Tree
 from ruamel.yaml.error import YAMLError
+from voluptuous import Invalid
 
 from pipeline.project.yaml_files import check_aliases
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import check_file_names
+from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
+from stages.contracts.printing import print_error
+from stages.system.files import read_regular
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.18.3"
@@ -66,6 +81,9 @@ _OBJECT = re.compile(r"[0-9A-Za-z_-]+(\.dir)?(\.unpacked)?")
 """Names of objects, whose beginnings are names too. That of an object of ours is a hash (see `is_md5`)."""
 _SETTINGS_FILES = {"configpath", "credentialpath"}
 """Options of a remote that name a file in which ``credential_process`` is a program that boto3 runs."""
+DIRECTORY_SUFFIX = ".dir"
+"""Ending of the hash of a directory, which is that of the list of its files."""
+OBJECTS = "md5"
 
 
 class UnsafeFileError(StageError, DvcException):  # type: ignore[misc]  # DVC has no types
@@ -102,7 +120,7 @@ def _check_list(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_list(cls: Any, lst: Any, hash_name: str | None = None) -> Any:
         try:
-            check_file_names([each["relpath"] for each in lst], "a list of files in DVC's cache or remote")
+            check_file_names([entry["relpath"] for entry in lst], "a list of files in DVC's cache or remote")
         except StageError as error:
             raise UnsafeFileError(str(error)) from error
         return original(cls, lst, hash_name=hash_name)
@@ -140,11 +158,123 @@ def _check_config(original: Callable[[Any, str], dict[str, Any]]) -> Callable[[A
     def _load_config(self: Any, level: str) -> dict[str, Any]:
         content = original(self, level)
         for name, options in content.get("remote", {}).items():
-            if level == "repo" and (found := _SETTINGS_FILES.intersection(options)):
+            if level == "repo" and (named := _SETTINGS_FILES.intersection(options)):
                 raise UnsafeFileError(
-                    f".dvc/config sets {found.pop()} of the remote {name}, a file that can name a program. "
+                    f".dvc/config sets {named.pop()} of the remote {name}, a file that can name a program. "
                     "If you trust it, move the setting to .dvc/config.local: `dvc remote modify --local`"
                 )
         return content
 
     return _load_config
+
+
+def remove_damaged_outputs(root: Path) -> None:
+    """Remove from the cache the damaged files of the recorded stage outputs of the project in *root*.
+
+    Data that DVC tracks and no stage writes cannot be computed again, so it is left to `learner doctor`.
+    Raises `StageError` if DVC cannot read the stages.
+    """
+    with Repo(str(root)) as repo:
+        try:
+            outputs = repo.index.outs
+        except DvcException as error:
+            raise StageError(
+                f"DVC cannot read the stages of {root}: {error}. Run `dvc stage list`"
+            ) from error
+        for output in outputs:
+            if not output.stage.is_data_source:
+                remove_damaged_output(output)
+
+
+def remove_damaged_output(output: Output) -> None:
+    """Remove from the cache what is damaged of *output*: its files, or the list of its files."""
+    if not (output.use_cache and output.hash_info and output.hash_info.name == OBJECTS):
+        return
+    cache, oid = Path(output.cache.path), str(output.hash_info.value)
+    remove_if_damaged(cache, oid)
+    for file_oid in list_files(cache, oid).values():
+        remove_if_damaged(cache, file_oid)
+
+
+def list_files(cache: Path, oid: str) -> dict[str, str]:
+    """Return path to hash of each file in the directory *oid*.
+
+    Empty for the hash of a file, and for a list that is missing or damaged. Raises `StageError` if DVC cannot
+    have written the list.
+    """
+    place = object_path(cache, oid)
+    if not oid.endswith(DIRECTORY_SUFFIX) or not place.exists() or is_damaged(place, oid):
+        return {}
+    return parse_file_list(read_regular(place), place)
+
+
+def object_path(cache: Path, oid: str) -> Path:
+    """Return the path of the object *oid* in the local *cache*. Raises `StageError` if it is not a hash."""
+    if not is_md5(oid):
+        raise StageError(f"{oid[:100]!r} is not a hash of DVC, so it names no file of {cache}")
+    return cache / oid[:2] / oid[2:]
+
+
+def remove_damaged_files(files: DVCFileSystem, path: str) -> None:
+    """Remove from the cache what is damaged of the file or directory *path* in the revision *files*."""
+    cache = Path(files.repo.cache.local.path)
+    for entry in files.find(path, detail=True).values():
+        if md5 := entry.get("md5"):
+            remove_if_damaged(cache, md5)
+
+
+def remove_if_damaged(cache: Path, oid: str) -> None:
+    """Remove the object *oid* from *cache* if its content does not have that hash."""
+    place = object_path(cache, oid)
+    if place.exists() and is_damaged(place, oid):
+        remove_from_cache(place, cache)
+
+
+def is_damaged(place: Path, oid: str) -> bool:
+    """Return whether the content of the cached file *place* does not have the hash *oid*."""
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StageError(f"{place}: cannot be read: {error.strerror}. Make it readable") from error
+    return digest != oid.removesuffix(DIRECTORY_SUFFIX)
+
+
+def is_damaged_entry(entry: Path) -> bool:
+    """Return whether the run-cache entry *entry* does not have the content that its path names."""
+    try:
+        content = COMPILED_LOCK_FILE_STAGE_SCHEMA(load_yaml(entry))
+        hashed = run_cache._get_cache_hash  # noqa: SLF001
+        is_named = hashed(deepcopy(content)) == entry.name
+        return not (is_named and hashed(deepcopy(content), key=True) == entry.parent.name)
+    except FileNotFoundError:
+        return False
+    except (YAMLFileCorruptedError, Invalid, ValueError, TypeError, KeyError, AttributeError):
+        return True
+
+
+def find_damaged_files(root: Path) -> Iterator[Path]:
+    """Yield every damaged file of the cache *root*: objects, lists of directories, and run-cache entries."""
+    for place in sorted((root / "files" / OBJECTS).glob("??/*")):
+        oid = place.parent.name + place.name
+        if is_md5(oid) and is_below(place, root) and is_damaged(place, oid):
+            yield place
+    for entry in sorted((root / "runs").glob("??/*/*")):
+        if not entry.name.endswith(".tmp") and is_damaged_entry(entry):
+            yield entry
+
+
+def remove_from_cache(place: Path, root: Path) -> None:
+    """Remove the damaged file *place* from the cache *root*, with a warning on standard error.
+
+    Raises `StageError` if a link leads to another folder.
+    """
+    if not is_below(place, root):
+        raise StageError(
+            f"{place} is damaged, but a link leads from {root} to another folder. Remove the link"
+        )
+    print_error(f"warning: removed {place} from DVC's cache: its content was damaged")
+    with suppress(FileNotFoundError):
+        place.unlink()

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.project.git import commit_time, read_objects
 from pipeline.project.lockfile import parse_lockfile
 from pipeline.project.paths import parse_paths
-from pipeline.project.revisions.cache_content import DIRECTORY_SUFFIX
+from pipeline.project.revisions.dvc_checks import DIRECTORY_SUFFIX
 from pipeline.project.revisions.names import (
     experiments_on_head,
     find_collisions,
@@ -25,7 +25,7 @@ from pipeline.project.revisions.names import (
     read_commits,
     resolve_all,
 )
-from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml
+from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.file_lists import is_name_below, parse_file_list
 from stages.system.files import read_regular
@@ -60,8 +60,8 @@ def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFile
             listed = {sha[:SHORT_SHA] if name in names else name: sha for name, sha in experiments.items()}
             shas = {WORKSPACE: None, **listed}
         else:
-            found = resolve_all(repo, [rev for rev in revs if rev != WORKSPACE])
-            shas = {rev: found.get(rev) for rev in revs}
+            commits = resolve_all(repo, [rev for rev in revs if rev != WORKSPACE])
+            shas = {rev: commits.get(rev) for rev in revs}
     committed = _read_committed(root, {sha for sha in shas.values() if sha}, cache)
     for sha, name in collisions.items():
         committed[sha].collision = name
@@ -73,10 +73,10 @@ def read_runs(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
 
     Raises `ParamsError` too if none of them has a dvc.yaml in the current folder, so that none can have run.
     """
-    found = read_revisions(revs)
-    if not any(files.has_pipeline for files in found.values()):
+    revisions = read_revisions(revs)
+    if not any(files.has_pipeline for files in revisions.values()):
         raise ParamsError(f"no run has a dvc.yaml in {Path.cwd()}. Run the command in the folder that has it")
-    return found
+    return revisions
 
 
 def open_cache() -> "LocalCache":
@@ -104,16 +104,16 @@ class LocalCache:
     def read_times(self) -> dict[str, int]:
         """Return the modification time of each folder, which changes when an object is added or removed."""
         with suppress(FileNotFoundError), os.scandir(self._root) as entries:
-            return {each.name: each.stat().st_mtime_ns for each in entries if each.is_dir()}
+            return {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_dir()}
         return {}
 
     def list_objects(self) -> set[str]:
         """Return the hashes of all objects."""
-        found: set[str] = set()
+        hashes: set[str] = set()
         for folder in self.read_times():
             with suppress(FileNotFoundError):
-                found |= {f"{folder}{name}" for name in os.listdir(self._root / folder)}  # noqa: PTH208  no Path per object
-        return found
+                hashes |= {f"{folder}{name}" for name in os.listdir(self._root / folder)}  # noqa: PTH208  no Path per object
+        return hashes
 
     def read(self, md5: str) -> bytes | None:
         """Return the content of an object; None if it is missing or damaged."""
@@ -193,7 +193,7 @@ class RevisionFiles:
     def lock(self) -> Mapping[str, Any]:
         """Stage to its entry in dvc.lock; empty before the first run."""
         text = self._text("dvc.lock")
-        return {} if text is None else parse_lockfile(text, "dvc.lock").get("stages") or {}
+        return {} if text is None else stages_of(parse_lockfile(text, "dvc.lock"))
 
     @cached_property
     def paths(self) -> Mapping[str, Path]:
@@ -250,7 +250,7 @@ class RevisionFiles:
         if not md5.endswith(DIRECTORY_SUFFIX):
             yield path, md5
             return
-        yield from ((f"{path}/{name}", each) for name, each in self._cache.files_of(md5).items())
+        yield from ((f"{path}/{name}", file_md5) for name, file_md5 in self._cache.files_of(md5).items())
         self._note_damage(md5)
 
     def _is_intact(self, md5: str) -> bool:
@@ -272,15 +272,15 @@ class RevisionFiles:
 
 def _read_committed(root: Path, shas: Collection[str], cache: LocalCache) -> dict[str, RevisionFiles]:
     """Return the files of the commits *shas* in the repository *root*, by SHA."""
-    here = Path.cwd().resolve().relative_to(root.resolve())
-    paths = [(here / name).as_posix() for name in TRACKED]
+    folder = Path.cwd().resolve().relative_to(root.resolve())
+    paths = [(folder / name).as_posix() for name in TRACKED]
     objects = read_objects(root, [f"{sha}:{path}" for sha in shas for path in paths])
-    found = {}
+    revisions = {}
     for index, commit in enumerate(read_commits(root, list(shas))):
         files = zip(TRACKED, objects[index * len(paths) : (index + 1) * len(paths)], strict=True)
         tracked = {name: file.content for name, file in files if file and file.kind == "blob"}
-        found[commit.sha] = RevisionFiles(tracked, cache, sha=commit.sha, committed=commit_time(commit))
-    return found
+        revisions[commit.sha] = RevisionFiles(tracked, cache, sha=commit.sha, committed=commit_time(commit))
+    return revisions
 
 
 def _read_workspace(cache: LocalCache) -> RevisionFiles:
@@ -318,7 +318,9 @@ def _parse_uncached(text: str) -> frozenset[str]:
 
     with suppress(ParamsError):
         templates = _find_uncached(parse_yaml(text, "dvc.yaml"))
-        return frozenset(Path(re.sub(r"\$\{paths\.(\w+)\}", resolve, each)).as_posix() for each in templates)
+        return frozenset(
+            Path(re.sub(r"\$\{paths\.(\w+)\}", resolve, template)).as_posix() for template in templates
+        )
     return frozenset()
 
 
@@ -326,9 +328,9 @@ def _find_uncached(content: Any) -> list[str]:
     """Return the paths of the outputs with ``cache: false`` in the *content* of a dvc.yaml, unresolved."""
     stages = content.get("stages") if isinstance(content, dict) else None
     kinds = ("outs", "metrics", "plots")
-    bodies = [each for each in stages.values() if isinstance(each, dict)] if isinstance(stages, dict) else []
-    outputs = [each for body in bodies for kind in kinds for each in body.get(kind) or ()]
-    pairs = [pair for each in outputs if isinstance(each, dict) for pair in each.items()]
+    bodies = [body for body in stages.values() if isinstance(body, dict)] if isinstance(stages, dict) else []
+    outputs = [output for body in bodies for kind in kinds for output in body.get(kind) or ()]
+    pairs = [pair for output in outputs if isinstance(output, dict) for pair in output.items()]
     return [
         str(path) for path, options in pairs if isinstance(options, dict) and options.get("cache") is False
     ]

@@ -65,12 +65,12 @@ def resolve_all(repo: Repo, names: Sequence[str]) -> dict[str, str]:
 
     The list of experiments, which git keeps in one file for each, is read once.
     """
-    found, unknown = {}, []
+    commits, unknown = {}, []
     for name in names:
         _check_not_blank(name)
         try:
             with map_scm_exception():
-                found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
+                commits[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
         except SCMError:
             unknown.append(name)
     try:
@@ -78,8 +78,8 @@ def resolve_all(repo: Repo, names: Sequence[str]) -> dict[str, str]:
     except AmbiguousExpRefInfo:
         refs = {}
     for name in unknown:  # resolve_in raises for a name that no experiment has, or two
-        found[name] = str(repo.scm.get_ref(str(refs[name]))) if refs.get(name) else resolve_in(repo, name)
-    return found
+        commits[name] = str(repo.scm.get_ref(str(refs[name]))) if refs.get(name) else resolve_in(repo, name)
+    return commits
 
 
 def experiments_on_head(repo: Repo) -> dict[str, str]:
@@ -87,10 +87,10 @@ def experiments_on_head(repo: Repo) -> dict[str, str]:
     head = resolve_in(repo, "HEAD")
     refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
     commits = read_commits(Path(repo.scm.root_dir), [str(ref) for ref in refs])
-    found = sorted(
+    dated = sorted(
         (commit_time(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
     )
-    return {name: sha for _, name, sha in found}
+    return {name: sha for _, name, sha in dated}
 
 
 def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
@@ -98,18 +98,18 @@ def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
 
     That commit is for example a branch or a tag, which has precedence over the experiment.
     """
-    found = read_objects(Path(repo.scm.root_dir), [f"{name}^{{commit}}" for name in experiments])
-    pairs = zip(experiments.items(), found, strict=True)
+    commits = read_objects(Path(repo.scm.root_dir), [f"{name}^{{commit}}" for name in experiments])
+    pairs = zip(experiments.items(), commits, strict=True)
     return {name for (name, sha), commit in pairs if commit and commit.sha != sha}
 
 
 def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
     """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
-    found = read_objects(root, [f"{name}^{{commit}}" for name in names])
-    missing = [name for name, commit in zip(names, found, strict=True) if commit is None]
+    commits = read_objects(root, [f"{name}^{{commit}}" for name in names])
+    missing = [name for name, commit in zip(names, commits, strict=True) if commit is None]
     if missing:
         raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
-    return [commit for commit in found if commit]
+    return [commit for commit in commits if commit]
 
 
 def _check_not_blank(name: str) -> None:
@@ -119,5 +119,5 @@ def _check_not_blank(name: str) -> None:
 
 
 def _experiment_names(repo: Repo) -> Iterator[str]:
-    for each in repo.experiments.ls(all_commits=True).values():
-        yield from (name for name, _ in each)
+    for experiments in repo.experiments.ls(all_commits=True).values():
+        yield from (name for name, _ in experiments)

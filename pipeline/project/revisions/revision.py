@@ -1,7 +1,10 @@
-"""One revision with all its outputs, which DVC takes from the cache or from a remote, and its results."""
+"""One revision with all its outputs, which DVC takes from the cache or from a remote.
+
+`read_results` returns its results, and `set_checkpoint` edits params.yaml to resume from it.
+"""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +19,24 @@ from dvc.scm import RevError
 from dvc_data.index import DataIndexError
 
 from pipeline.project.lockfile import read_lockfile
+from pipeline.project.params import PARAMS
+from pipeline.project.params_edit import override_params
 from pipeline.project.paths import read_paths
-from pipeline.project.revisions.cache_content import (
+from pipeline.project.revisions.dvc_checks import (
     DIRECTORY_SUFFIX,
+    apply_checks,
     object_path,
     remove_damaged_files,
     remove_if_damaged,
 )
-from pipeline.project.revisions.dvc_checks import apply_checks
-from pipeline.project.yaml_files import read_yaml
+from pipeline.project.revisions.names import resolve
+from pipeline.project.yaml_files import read_yaml, stages_of
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
 from stages.loggers.log_files import count_epochs, read_history
 from stages.runs.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.runs.key import leaves
+from stages.system.files import open_atomic, write_text
 
 
 class Revision:
@@ -99,8 +106,8 @@ class Revision:
     def names(self, directory: Path) -> list[str]:
         """Return the names of the files in *directory*; empty if it is not recorded."""
         with self._explain_missing():
-            found = self._files.ls((self._here / directory).as_posix(), detail=True)
-        paths = [Path(each["name"]) for each in found if each["type"] == "file"]
+            entries = self._files.ls((self._here / directory).as_posix(), detail=True)
+        paths = [Path(entry["name"]) for entry in entries if entry["type"] == "file"]
         return [path.name for path in paths if path.parent == self._here / directory]
 
     def copy(self, source: Path, target: Path) -> None:
@@ -126,7 +133,7 @@ class Revision:
         if not self.exists(Path("dvc.lock")):
             return
         self.copy(Path("dvc.lock"), lock)
-        for stage in (read_lockfile(lock).get("stages") or {}).values():
+        for stage in stages_of(read_lockfile(lock)).values():
             for out in stage.get("outs", []):
                 if out.get("md5", "").endswith(DIRECTORY_SUFFIX):
                     remove_if_damaged(self._cache, out["md5"])
@@ -213,10 +220,56 @@ def _newest_model(revision: Revision) -> NewestModel | None:
     if not revision.exists(directory):
         return None
     parsed_names = ((parse_name(name), name) for name in revision.names(directory))
-    found = {parsed.epoch: name for parsed, name in parsed_names if parsed and parsed.part == "model"}
-    if not found:
+    names = {parsed.epoch: name for parsed, name in parsed_names if parsed and parsed.part == "model"}
+    if not names:
         return None
-    epoch = max(found)
-    path = directory / found[epoch]
+    epoch = max(names)
+    path = directory / names[epoch]
     cached = revision.path_in_cache(path)
     return NewestModel(epoch, path.as_posix(), cached) if cached else None
+
+
+@dataclass
+class Attempt:
+    """A run with the new params.yaml."""
+
+    is_accepted: bool = False
+    """Whether build-learner accepted the checkpoint."""
+
+    def report(self, name: str, _outcome: str) -> None:
+        """Record that stage *name* is up to date."""
+        self.is_accepted = self.is_accepted or name == "build-learner"
+
+
+@contextmanager
+def restore_params_unless_accepted(before: bytes) -> Iterator[Attempt]:
+    """Restore params.yaml to *before* if the block raises before build-learner accepts the checkpoint.
+
+    An edit of params.yaml during the block is kept. After build-learner has accepted the checkpoint, the new
+    params.yaml is kept, because the same run resumes with it.
+    """
+    attempt, written = Attempt(), PARAMS.read_bytes()
+    try:
+        yield attempt
+    except BaseException:
+        if not attempt.is_accepted and PARAMS.read_bytes() == written:
+            with open_atomic(PARAMS) as file:
+                file.write(before)
+        raise
+
+
+def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]) -> str:
+    """Set the checkpoint in params.yaml to *epoch* of the revision *name*, and return its full SHA.
+
+    *overrides* are other params, in the syntax of DVC's ``-S``. Raises `CheckpointError` if the epoch is
+    missing and `ParamsError` if the params would not be valid; then params.yaml does not change.
+    """
+    rev = resolve(name)
+    Revision(rev).check(epoch)
+    checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
+
+    def add_checkpoint(content: dict[str, Any]) -> None:
+        content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
+
+    write_text(PARAMS, override_params(overrides, add_checkpoint))
+    return rev

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.comparison.collection import PlotData
-from pipeline.comparison.page import build_page
-from pipeline.comparison.page_data import MAX_BATCHES, MAX_EPOCHS, build_table_data, select_epochs
+from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, build_table_data, select_epochs
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
 

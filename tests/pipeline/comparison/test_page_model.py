@@ -12,7 +12,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from pipeline.comparison.page_data import build_table_data
+from pipeline.comparison.page import build_table_data
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.comparison.tables import format_difference
 from stages.contracts.history import Direction

@@ -8,8 +8,7 @@ from datetime import date
 import pytest
 
 from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
-from pipeline.comparison.page import build_page
-from pipeline.comparison.page_data import build_table_data
+from pipeline.comparison.page import build_page, build_table_data
 from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
 from pipeline.comparison.tables import (

@@ -16,13 +16,13 @@ import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor import environment
-from pipeline.doctor.dependencies import check_project, check_untracked_files
 from pipeline.doctor.diagnostics import Level, drop_duplicates, ok, run_checks
 from pipeline.doctor.environment import (
     check_free_space,
     check_prefect,
     check_remotes,
 )
+from pipeline.doctor.project import check_project, check_untracked_files
 from pipeline.doctor.stale_files import check_experiments, check_locks
 from stages.contracts.errors import ParamsError
 

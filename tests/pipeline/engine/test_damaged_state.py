@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.lockfile_repair import is_intact_rwlock
-from pipeline.project.lockfile import check_lockfile, is_truncated
+from pipeline.project.lockfile import check_lockfile, is_intact_rwlock, is_truncated
 from stages.contracts.errors import StageError
 
 CONFLICT = "schema: '2.0'\n<<<<<<< HEAD\nstages: {}\n=======\nstages:\n>>>>>>> other\n"

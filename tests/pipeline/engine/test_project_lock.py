@@ -16,9 +16,8 @@ from long_tests import long
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import _Holder, project_lock
-from pipeline.engine.lockfile_repair import RWLOCK
 from pipeline.engine.params_journal import edit_params
-from pipeline.project.lockfile import read_lockfile
+from pipeline.project.lockfile import RWLOCK, read_lockfile
 from pipeline.project.params_edit import override_params
 from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK

@@ -39,7 +39,7 @@ accept()
 Path(f"ready-{rank}").touch()
 """
 REPORT = """
-from pipeline.user_errors import report_error
+from pipeline.engine.error_reports import report_error
 from stages.contracts.errors import RankLostError, RunInterruptedError, StageError
 """
 HANG = "accept(); time.sleep(1000)"
@@ -110,7 +110,7 @@ def start_launcher(*parts):
         from pathlib import Path
         from pipeline.engine.rank_launcher import run_ranks
         from pipeline.engine.signals import defer_signals, end_on_signal
-        from pipeline.user_errors import report_error
+        from pipeline.engine.error_reports import report_error
         from stages.contracts.events import Interrupter
         try:
             interrupter = Interrupter()

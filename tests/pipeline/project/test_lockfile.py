@@ -12,18 +12,21 @@ from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor.diagnostics import Level, run_checks
 from pipeline.doctor.stale_files import check_locks
-from pipeline.engine.lockfile_repair import (
+from pipeline.engine.watchdog import fork_watchdog, start_watchdog
+from pipeline.project.lockfile import (
     LOCKFILE,
     RWLOCK,
     TEMPORARY,
     back_up_lockfile,
+    check_lockfile,
     is_intact_lockfile,
     is_intact_rwlock,
+    is_truncated,
+    parse_lockfile,
+    read_lockfile,
     repair_lockfiles,
     try_dvc_lock,
 )
-from pipeline.engine.watchdog import fork_watchdog, start_watchdog
-from pipeline.project.lockfile import check_lockfile, is_truncated, parse_lockfile, read_lockfile
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP
 
@@ -193,7 +196,7 @@ def test_unchanged_lockfile_is_not_backed_up_again(project):
 BACK_UP = """
 import os, sys
 from pathlib import Path
-from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile
+from pipeline.project.lockfile import LOCKFILE, back_up_lockfile
 
 text, draft = LOCKFILE.read_text(), Path(sys.argv[1])
 for epochs in range(200):

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from pipeline.engine.edit_guard import LoadedSources, check_loaded, check_unchanged
 from pipeline.project import snapshot
-from pipeline.project.snapshot import ABSENT, Snapshot, take_snapshot
+from pipeline.project.snapshot import (
+    ABSENT,
+    LoadedSources,
+    Snapshot,
+    check_loaded,
+    check_unchanged,
+    take_snapshot,
+)
 from stages.contracts.errors import StageError
 
 FILES = {

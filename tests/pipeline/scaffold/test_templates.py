@@ -25,7 +25,7 @@ NAMES = list_templates()
 TEST_PARTS = """
 import json
 
-from pipeline.project.plugin_check import END, main
+from pipeline.project.check import END, main
 
 
 def test_parts(tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.sweep.devices import claim_devices, count_needed, parse_devices, visible_devices
+from pipeline.sweep.job import claim_devices, count_needed, parse_devices, visible_devices
 from stages.contracts.errors import StageError
 
 TWO_GPUS = """\
@@ -21,7 +21,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
 CLAIMING_PROGRAM = """
 import sys
-from pipeline.sweep.devices import claim_devices
+from pipeline.sweep.job import claim_devices
 with claim_devices(sys.argv[2:], int(sys.argv[1]), lambda: True) as (devices, handle):
     print(*devices, flush=True)
     sys.stdin.read()

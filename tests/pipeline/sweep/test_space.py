@@ -5,7 +5,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from pipeline.sweep.plan import expand
-from pipeline.sweep.space import read_space
+from pipeline.sweep.search import read_space
 from stages.contracts.errors import ParamsError
 
 

@@ -16,7 +16,7 @@ from pages import page
 from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import freeze
-from pipeline.sweep.results import collect_points
+from pipeline.sweep.tables import collect_points
 from stages.contracts.errors import StageError
 
 RATE = "build_learner.optimizer.learning_rate"

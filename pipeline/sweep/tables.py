@@ -1,4 +1,7 @@
-"""The live table of a sweep on a terminal: a line for each point in progress, and one for the whole sweep."""
+"""The tables of a sweep: the live one on a terminal, and that of the results, at most 80 columns wide.
+
+The live table has a line for each point in progress, and one for the whole sweep.
+"""
 
 import os
 import sys
@@ -11,10 +14,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.comparison.collection import summarize
+from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
+from pipeline.comparison.tables import ABSENT, list_notes
+from pipeline.engine.project_copy import FrozenProject
+from pipeline.project.revisions.files import read_revisions
 from pipeline.sweep.job import Job
-from pipeline.sweep.point_progress import PointProgress, ProgressReader
-from pipeline.sweep.progress import SweepProgress
-from pipeline.sweep.results import ABSENT, WIDTH
+from pipeline.sweep.progress import PointProgress, ProgressReader, SweepProgress
+from stages.contracts.errors import StageError
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
 from stages.renderers.plain import read_renderer_name
 from stages.runs.layout import RUNS_FOLDER
@@ -24,6 +31,9 @@ PREFECT_CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 FRAMES_PER_SECOND = 1
 FIXED_LINES = 4
 """Lines of the table and of the prompt that are not those of points."""
+WIDTH = 80
+TITLES = ("run", "", "epoch", "epochs", "time")
+"""The titles of the columns; that of the second one is the metric."""
 
 
 def is_drawn() -> bool:
@@ -78,18 +88,18 @@ class LiveTable:
 
     def _draw(self, width: int, height: int) -> RenderableType:
         running = [job for job in self._jobs if job.copy_folder.exists()]
-        found = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
+        progress_of_copies = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=width - 1)
         table.add_column("point", ratio=1, overflow="fold")
         for title, least in (("epoch", 7), (_printable(self._reader.metric or ""), 7), ("left", 10)):
             table.add_column(title, justify="right", no_wrap=True, min_width=least)
         shown = running[: max(1, height - FIXED_LINES)]
         for job in shown:
-            table.add_row(_printable(job.name), *format_cells(found.get(job.copy_folder)))
+            table.add_row(_printable(job.name), *format_cells(progress_of_copies.get(job.copy_folder)))
         hidden = f", {len(running) - len(shown)} not shown" if len(shown) < len(running) else ""
-        return Group(table, Text(self._summarize(len(running), found.values()) + hidden))
+        return Group(table, Text(self._summarize(len(running), progress_of_copies.values()) + hidden))
 
-    def _summarize(self, running: int, found: Iterable[PointProgress]) -> str:
+    def _summarize(self, running: int, points: Iterable[PointProgress]) -> str:
         progress = self._progress
         counts = {
             "done": len(progress.done),
@@ -97,7 +107,7 @@ class LiveTable:
             "waiting": progress.total - progress.count_finished() - running,
         }
         parts = [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
-        return f"{progress.total} points: {', '.join(parts)}{progress.format_time_left(found)}"
+        return f"{progress.total} points: {', '.join(parts)}{progress.format_time_left(points)}"
 
 
 def _printable(text: str) -> Text:
@@ -113,4 +123,52 @@ def format_cells(point: PointProgress | None) -> tuple[str, str, str]:
         f"{point.epoch}/{point.epochs}",
         ABSENT if point.value is None else format_rounded(point.value, 3),
         ABSENT if point.seconds_left is None else format_duration(point.seconds_left),
+    )
+
+
+def collect_points(base: FrozenProject, names: Sequence[str]) -> Comparison:
+    """Return the comparison of the experiments *names*, of the HEAD that the sweep of *base* began with.
+
+    Raises `StageError` if one of them was removed.
+    """
+    commits = base.experiments()
+    if missing := [name for name in names if name not in commits]:
+        raise StageError(
+            f"experiment {', '.join(missing)} of this sweep is missing: it was removed. "
+            "Run the same command again to resume"
+        )
+    revisions = read_revisions([commits[name] for name in names])
+    return summarize({name: revisions[commits[name]] for name in names})
+
+
+def result_table(comparison: Comparison, metric: str | None) -> str:
+    """Return the table of the points in *comparison*, one line each, sorted by *metric*, the best first.
+
+    None keeps their order. A name that is too long has a line of its own, and a long *metric* is shortened.
+    """
+    rows = [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]
+    others = [max(map(len, column)) for column in list(zip(TITLES, *rows, strict=True))[2:]]
+    free = WIDTH - sum(others) - 2 * (len(others) + 1)
+    title = _shorten(replace_unprintable(metric or ""), free - len(TITLES[0]))
+    widths = [max(len(title), *(len(value) for _, value, *_ in rows)), *others]
+    room = max(len(TITLES[0]), min(free - widths[0], max(len(name) for name, *_ in rows)))
+    lines = []
+    for name, *cells in [(TITLES[0], title, *TITLES[2:]), *rows]:
+        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
+    return "\n".join([*lines, *list_notes(comparison)]) + "\n"
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _row(run: RunSummary, metric: str | None) -> tuple[str, str, str, str, str]:
+    curve = run.metrics.get(metric or "")
+    return (
+        replace_unprintable(run.name),
+        ABSENT if curve is None else format_rounded(curve.ranking_value, 3),
+        str((curve and curve.best_epoch) or ABSENT),
+        str(run.epochs or ABSENT),
+        ABSENT if run.seconds is None else format_duration(run.seconds),
     )

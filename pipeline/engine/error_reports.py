@@ -1,15 +1,21 @@
-"""Exceptions of the user's code, as one message with the user's file and line."""
+"""Errors of a process: the message for its terminal, or the report for the process that has started it.
 
+The message of an exception of the user's code has the user's file and line.
+"""
+
+import json
 import os
+import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from errno import EDQUOT, ENOSPC
+from pathlib import Path
 from traceback import walk_tb
 
-from pipeline.error_reports import write_report
 from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
-from stages.contracts.printing import discard_output, print_error
+from stages.contracts.printing import clean, discard_output, print_error
 from stages.contracts.user_code import explain, is_user_file, location, user_frames
 
 TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
@@ -34,6 +40,10 @@ MISTAKES = (
     ValueError,
     Warning,
 )
+REPORT_VARIABLE = "LEARNER_ERROR_REPORT"
+"""Environment variable with the file into which a process writes its error; its parent reads it."""
+ERROR_PREFIX = "error: "
+_MAX_LOG_BYTES = 1 << 20
 
 
 @contextmanager
@@ -71,8 +81,8 @@ def is_user_error(error: BaseException) -> bool:
     if not user_frames(error):
         return False
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    own = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
-    deeper = frames[own[-1] + 1 :] if own else []
+    user_places = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
+    deeper = frames[user_places[-1] + 1 :] if user_places else []
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in deeper}
     return names.isdisjoint(INTERRUPTING_PACKAGES) and (
         isinstance(error, Exception | SystemExit) or not deeper
@@ -129,3 +139,54 @@ def print_full_traceback(error: BaseException) -> None:
 def print_traceback(error: BaseException) -> None:
     """Print the traceback of *error* to standard error."""
     print_error("".join(traceback.format_exception(error)).rstrip())
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """The error with which a process ended."""
+
+    message: str
+    seconds: float
+    """The time of the error on the system's monotonic clock, which all processes of a host share."""
+    code: int
+    """The exit code of the process."""
+
+
+def write_report(message: str, code: int) -> bool:
+    """Write *message* and the exit *code* into the report of this process; return whether that is enough.
+
+    It is for rank 0 only: its parent process prints to the same terminal. Without a parent that reads a
+    report, nothing is written.
+    """
+    path = os.environ.get(REPORT_VARIABLE)
+    if not path:
+        return False
+    try:
+        report = ErrorReport(clean(message), time.monotonic(), code)
+        Path(path).write_text(json.dumps(asdict(report)), encoding="utf-8")
+    except OSError:
+        return False
+    return os.environ.get("RANK") == "0"
+
+
+def read_report(path: Path) -> ErrorReport | None:
+    """Return the report at *path*; None if it is missing, or if its process was killed while it wrote."""
+    with suppress(OSError, ValueError, TypeError):
+        return ErrorReport(**json.loads(path.read_bytes()))
+    return None
+
+
+def read_lines(log: Path, start: int = 0) -> list[str]:
+    """Return the lines of *log* after byte *start* that are not empty; of a large log, the last ones."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _MAX_LOG_BYTES))
+        return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+
+
+def find_error(lines: list[str]) -> str:
+    """Return the message that `report_error` printed among *lines*, or an empty string."""
+    for place, line in enumerate(lines):
+        if line.startswith(ERROR_PREFIX):
+            more = [following for following in lines[place + 1 : place + 6] if following.startswith("  ")]
+            return "\n".join([line.removeprefix(ERROR_PREFIX), *more])
+    return ""

@@ -1,0 +1,245 @@
+"""The commands around training: ``learner data``, ``lr-find``, ``evaluate`` and ``summary``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.commands.options import flag, report_unwritable
+from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.printing import print_line, print_text
+
+if TYPE_CHECKING:
+    from pipeline.project.params import Params
+    from stages import data as datasets
+    from stages import learner
+    from stages.contracts.config import Use
+
+SPLITS = ("train", "valid", "test")
+IMAGE_FILE = Path("samples.png")
+EPOCHS_OF_AUGMENTATION = (1, 2, 3, 4)
+CHART_SIZE = (80, 16)
+"""Columns and rows."""
+
+
+def evaluate(
+    model: Annotated[Path, typer.Option(help="Record that save-model wrote.")] = Path(
+        "artifacts/model.mpk.gz"
+    ),
+    source: Annotated[
+        str, typer.Option(help="Data: train, valid, test, digits, idx:FOLDER, npz:FILE, or an import path.")
+    ] = "valid",
+) -> None:
+    """Compute the metrics of a saved model on a data set.
+
+    Print them, and write their logs to artifacts/test/.
+
+    Example: learner evaluate --source npz:test.npz
+    """
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
+
+    evaluate_model(read_params(), read_paths(), model, source)
+
+
+def evaluate_model(
+    params: "Params", paths: Mapping[str, Path], model_path: Path, source: str
+) -> dict[str, float]:
+    """Compute, log, print and return the metrics in ``fit.metrics`` of the model at *model_path*.
+
+    *source* is ``train``, ``valid`` or ``test`` for a split of the prepared data, ``digits``,
+    ``idx:FOLDER``, ``npz:FILE``, or an import path. Of another source with splits, only the test split is
+    used, or else the valid split. Raises `ParamsError` for any other text, and for a split that is missing.
+    """
+    from pipeline.project.check import read_spec
+    from stages import data, learner, metrics, records
+
+    params.fit.prepare_process()
+    spec = read_spec(paths["learner"], params)
+    info = data.read_info(paths["dataset"])
+    model, _, _ = spec.build(params.build_learner.seed)
+    records.load_into(model, records.read_item(model_path), source=str(model_path))
+    loader = params.fit.build_test_loader(_dataset(paths["data"], source), info)
+    builder = learner.EvaluatorBuilder(paths["artifacts"])
+    builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
+    evaluator = params.fit.configure_evaluator(builder).build(model)
+    return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+
+
+def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets.ImageFileDataset":
+    from stages import data
+
+    if source in SPLITS:
+        counts = data.read_info(directory / "dataset.json").counts
+        if source not in counts:
+            raise ParamsError(
+                f"--source {source}: the data has no {source} split. Use one of {', '.join(counts)}, or set "
+                f"load_data.{source}_fraction"
+            )
+        return data.read_split(directory, source, data.read_info(directory / "dataset.json").index)
+    loaded = data.load_source(parse_source(source))
+    if isinstance(loaded, data.Splits):
+        loaded = list(loaded.by_name().values())[-1]
+    return data.dataset(data.to_columns(loaded, source))
+
+
+def parse_source(text: str) -> "datasets.Idx | datasets.Npz | datasets.Digits | Use":
+    """Return the source that the option ``--source`` names. Raises `ParamsError` for any other text."""
+    from stages import data
+    from stages.contracts.config import Use
+
+    kind, _, path = text.partition(":")
+    match kind:
+        case "digits":
+            return data.Digits()
+        case "idx" if path.strip():
+            return data.Idx(kind="idx", path=path)
+        case "npz" if path.strip():
+            return data.Npz(kind="npz", path=path)
+        case _ if path:
+            return Use(kind=text)
+    raise ParamsError(
+        f"--source {text!r} names no data. Use train, valid, test, digits, idx:FOLDER, npz:FILE, or "
+        "package.module:function"
+    )
+
+
+def data(
+    *,
+    split: Annotated[str, typer.Option(help="Split to show: train, valid or test.")] = "train",
+    count: Annotated[int, typer.Option(min=1, max=1000, help="Samples to show, from the first one on.")] = 8,
+    epoch: Annotated[
+        list[int],
+        typer.Option(
+            min=1, help="Epoch to show; repeatable.", show_default="1 to 4 with augmentation, else 1"
+        ),
+    ] = [],  # noqa: B006  never changed
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File to write.",
+            show_default=f"{IMAGE_FILE} for images; text is printed",
+        ),
+    ] = None,
+) -> None:
+    """Show samples as the model is trained on them, after augmentation.
+
+    Images become a PNG file with a row for each sample and a column for each epoch; other inputs become a
+    table of text.
+
+    Example: learner data --count 4 --epoch 1 --epoch 2 --output samples.png
+    """
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
+    from stages.data import read
+    from stages.data.sample_sheet import read_samples
+    from stages.system.files import open_atomic
+
+    fit, prepared = read_params().fit, read(read_paths()["data"], (split,))
+    if split not in prepared.info.counts:
+        raise ParamsError(
+            f"--split {split!r}: the data has only {', '.join(prepared.info.counts)}. Use one of them"
+        )
+    epochs = epoch or (EPOCHS_OF_AUGMENTATION if fit.augment and split == "train" else (1,))
+    sheet = read_samples(fit.build_loader(prepared, split), epochs, count)
+    content = sheet.to_png() if sheet.has_images else sheet.to_text().encode()
+    path = output or (IMAGE_FILE if sheet.has_images else None)
+    if path is None:
+        print_text(content.decode(), end="")
+        return
+    with report_unwritable(path), open_atomic(path) as file:
+        file.write(content)
+    shown = f"{'epoch' if len(epochs) == 1 else 'epochs'} {', '.join(map(str, epochs))}"
+    print_line(f"wrote {path}: {len(sheet.targets)} samples of {split} in {shown}")
+
+
+def lr_find(
+    lowest: Annotated[float, typer.Option("--min", help="First learning rate.")] = 1e-7,
+    highest: Annotated[float, typer.Option("--max", help="Last learning rate.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="Number of batches.")] = 100,
+    output: Annotated[Path, typer.Option(help="File for the curve, as tab-separated values.")] = Path(
+        "artifacts/lr-find.tsv"
+    ),
+) -> None:
+    """Suggest a learning rate from the loss while the rate grows from batch to batch.
+
+    Train the model that build-learner wrote on the data that load-data wrote; change no output of a stage.
+    Smith, 2017.
+
+    Example: learner lr-find --min 1e-6 --max 1 --steps 200
+    """
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
+    from stages.contracts.text import number
+    from stages.system.files import write_text
+
+    with report_unwritable(output):
+        curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
+        rows = zip(curve.rates, curve.losses, curve.running_mean, strict=True)
+        lines = ["learning_rate\tloss\tsmoothed", *("\t".join(map(number, row)) for row in rows)]
+        write_text(output, "\n".join(lines) + "\n")
+    _draw(curve)
+    print_line(f"{len(curve.rates)} of {steps} rates before the loss diverges, in {output}")
+    if curve.suggestion is None:
+        raise StageError("the loss falls at no rate. Pass other values of --min and --max, or more --steps")
+    print_line(f"suggested learning rate: {curve.suggestion:.1e}")
+    print_line("Set build_learner.optimizer.learning_rate in params.yaml, or run with -S")
+
+
+def measure_curve(
+    params: "Params", paths: Mapping[str, Path], rates: tuple[float, float], steps: int
+) -> "learner.LearningRateCurve":
+    """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
+    from pipeline.project.check import read_spec
+    from stages import data, learner
+
+    fit = params.fit
+    fit.prepare_process()
+    model, optimizer, _ = read_spec(paths["learner"], params).build(params.build_learner.seed)
+    train, _ = fit.build_loaders(data.read(paths["data"]))
+    with TemporaryDirectory() as folder:
+        builder = learner.LearnerBuilder(folder).devices(fit.list_devices()[:1])
+        builder.seed(fit.seed).precision(fit.precision).num_threads(fit.num_threads)
+        if fit.portable:
+            builder.portable()
+        return learner.find_learning_rate(builder, model, optimizer, train, rates=rates, steps=steps)
+
+
+def _draw(curve: "learner.LearningRateCurve") -> None:
+    from rich.console import Console
+
+    from stages.contracts.history import Split
+    from stages.renderers.chart import draw_chart
+
+    points = {Split.TRAIN: list(enumerate(curve.running_mean))}
+    Console().print(draw_chart(points, *CHART_SIZE))
+
+
+def summary(
+    directory: Annotated[
+        Path,
+        typer.Argument(help="Artifact directory, with folders train/ and valid/, written by fit or by Burn."),
+    ] = Path("artifacts"),
+    *,
+    as_json: Annotated[bool, flag("--json", "Print JSON instead of a table.")] = False,
+) -> None:
+    """Print the summary table of a run from its log files.
+
+    Example: learner summary artifacts --json
+    """
+    from stages.learner.summary import summary_json, summary_text
+    from stages.loggers.log_files import count_epochs, read_history, read_tests
+
+    history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
+    if not len(history) and not tests:
+        raise StageError(
+            f"{directory} has no logs: found no train/epoch-1/*.log in it. Pass an artifact directory"
+        )
+    if as_json:
+        text = summary_json(history, tests, epochs=epochs) + "\n"
+    else:
+        text = summary_text(history, tests=tests, epochs=epochs)
+    print_text(text, end="")
