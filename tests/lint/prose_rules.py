@@ -44,7 +44,7 @@ PARTICIPLE = re.compile(
     r"|gone|lost|broken|frozen|torn|brought|bought|borrowed)(?:_[a-z0-9_]+)?"
 )
 NOT_PARTICIPLES = {"seed", "feed", "need", "embed", "speed", "unsigned"}
-MAX_VAGUE_NAMES_PER_1000 = {"pipeline": 10}
+MAX_VAGUE_NAMES_PER_1000 = {"pipeline": 10, "stages": 10}
 """By folder, the most bindings of variables to a vague name."""
 VAGUE_NAMES = {"each", "found", "own", "mine", "known", "kept", "held", "made", "here", "left"} | {
     *("given", "those", "these", "above")
