@@ -92,7 +92,7 @@ def test_constant_is_tested_by_every_test_that_time_allows(mutants_of):
 
 
 def test_draw_is_proportional_to_files_and_repeatable():
-    mutants = [each for file in PACKAGES["runs"].files(ROOT) for each in find_mutants(ROOT, file)]
+    mutants = [each for file in PACKAGES["runs"].files(ROOT)[:4] for each in find_mutants(ROOT, file)]
     drawn = draw(mutants, 20)
 
     assert len(drawn) == 20

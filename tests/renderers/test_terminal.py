@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long_tests import long
 from rich.cells import cell_len
 from waiting import wait_until
 
@@ -107,7 +108,7 @@ def fill(columns, rows):
     return check
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 48)])
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), long(160, 48)])
 def test_panes_fill_the_terminal(columns, rows, terminal):
     screen = terminal(columns, rows)
     screen.show()

@@ -10,8 +10,8 @@ from long_tests import long
 
 from pipeline.flows import prefect_api
 
-SHORT_KINDS = ["refused", "silent"]
-LONG_KINDS = ["500", "404", "page"]
+SHORT_KINDS = ["refused"]
+LONG_KINDS = ["silent", "500", "404", "page"]
 
 
 @contextmanager
