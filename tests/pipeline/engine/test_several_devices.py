@@ -108,13 +108,18 @@ def use(project, devices, strategy="auto"):
 
 @pytest.fixture
 def start(project):
-    """Return a function that starts `learner run` and waits until both ranks wait in the second epoch."""
+    """Return a function that starts `learner run` and waits until both ranks wait in the second epoch.
+
+    The checkpoint of the first epoch, which a thread of rank 0 writes, is on disk then.
+    """
     started = []
 
     def start():
         (project.folder / "hold").touch()
         started.append(project.start_fork("pipeline", "run", log=log_of(project)))
         wait_until(lambda: all(map(find_rank, (project, project), (0, 1))), lambda: read_log(project))
+        saved = project.folder / ".runs"
+        wait_until(lambda: list(saved.glob("*/checkpoint/trainer-1.*")), lambda: read_log(project))
         return started[-1]
 
     yield start
