@@ -16,6 +16,7 @@ import typer
 from pipeline.commands.options import AsJson, flag, print_json, report_unwritable
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
+from stages.contracts.text import join_names
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
@@ -147,8 +148,7 @@ def convert(
     record = read(source, before, like=example, limit=limit)
     chosen = PRECISIONS[precision] if precision else None
     if lost := find_lossy_tensors(record, chosen):
-        names = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
-        print_error(f"warning: {precision} precision loses bits of {names}")
+        print_error(f"warning: {precision} precision loses bits of {join_names(lost, 1)}")
     result = convert_record(record, after, chosen)
     if before.has_names and not after.has_names:
         result = replace(result, item=add_types(result.item, example))

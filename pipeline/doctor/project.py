@@ -19,13 +19,13 @@ from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.check import find_data_files, find_missing_deps, find_modules
 from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
-from pipeline.project.paths import join_names
 from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
 from pipeline.project.snapshot import path_of
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition, stages_of
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
+from stages.contracts.text import join_names
 from stages.runs.verification import Verdict, find_records, verify_path
 
 MAX_LISTED_FILES = 5

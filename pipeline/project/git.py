@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.project.paths import find_above, join_names, runs_root
+from pipeline.project.paths import find_above, runs_root
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.text import join_names
 from stages.runs.layout import RUNS_FOLDER
 from stages.system.files import read_regular
 

@@ -6,7 +6,7 @@ unpickles, in a folder of mode 0777 that all users share, unless it is named ano
 
 import os
 import stat
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -54,12 +54,6 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
                 f"{source}: vars.paths.{name} must be a path; found {value!r}. Write it as text"
             )
     return ProjectPaths({name: Path(value) for name, value in paths.items()})
-
-
-def join_names(names: Sequence[str], limit: int) -> str:
-    """Return the first *limit* of *names* for a message, and the number of the others."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def find_above(path: Path) -> Path:

@@ -22,9 +22,9 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-from pipeline.project.paths import join_names
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.text import join_names
 from stages.system.files import sha256
 
 ABSENT = "missing"
@@ -92,7 +92,7 @@ def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def look_up(values: Any, key: str) -> Any:
-    """Return the value in *values* under the dotted *key*; `ABSENT` if there is none."""
+    """Return the value in *values* under the dotted *key*; `ABSENT` if it has no value."""
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return ABSENT

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stages.contracts.history import History, Split
-from stages.contracts.text import format_fixed, replace_unprintable, scientific, to_json
+from stages.contracts.text import format_fixed, join_names, replace_unprintable, scientific, to_json
 from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
@@ -80,10 +80,9 @@ def training_lines(model: Any, optimizer: Any, scheduler: Any, averaging: Any = 
         (name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad
     ]
     if frozen:
-        names = [name for name, _ in frozen]
-        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+        names = join_names((name for name, _ in frozen), MAX_LISTED_NAMES)
         total = sum(parameter.numel() for _, parameter in frozen)
-        lines.append(f"Frozen parameters: {total} in {', '.join(names[:MAX_LISTED_NAMES])}{more}")
+        lines.append(f"Frozen parameters: {total} in {names}")
     return lines
 
 

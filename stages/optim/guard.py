@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import TrainOutput, Weight
+from stages.contracts.text import join_names
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
 from stages.optim.mixed_precision import LossScaler
@@ -169,9 +170,7 @@ def stop_error(where: str) -> NonFiniteError:
 
 def format_found(problems: list[tuple[str, str]]) -> str:
     """Return *problems*, pairs of a tensor's name and a kind, as text."""
-    listed = ", ".join(f"{what} in {name}" for name, what in problems[:MAX_LISTED_TENSORS])
-    more = len(problems) - MAX_LISTED_TENSORS
-    return listed if more <= 0 else f"{listed} and {more} more"
+    return join_names((f"{what} in {name}" for name, what in problems), MAX_LISTED_TENSORS)
 
 
 class DeviceGuard(Guard):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.text import join_names
 from stages.optim.config import (
     BIASES_AND_NORMS,
     ClipByGlobalNorm,
@@ -157,8 +158,7 @@ def _check_match(pattern: str, every: Iterable[_Named], where: str) -> None:
     plain = re.sub(r"[\\^$]", "", pattern)
     close = get_close_matches(plain, [*names, *{name.rpartition(".")[0] for name in names}], n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
     raise BuilderError(
         f"build_learner.{where}: the name of no parameter matches {pattern!r}.{hint} "
-        f"Names: {', '.join(names[:MAX_LISTED_NAMES])}{more}"
+        f"Names: {join_names(names, MAX_LISTED_NAMES)}"
     )

@@ -3,7 +3,7 @@
 State that belongs to the other run alone is not restored: its identity, and its position within an epoch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
-from stages.contracts.text import to_json
+from stages.contracts.text import join_names, to_json
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
 from stages.optim import (
@@ -120,7 +120,10 @@ class LoadReport:
     def __str__(self) -> str:
         """Return a line for each outcome, with its number of tensors and some of their names."""
         others = {key: names for key, names in vars(self).items() if names and key != "loaded"}
-        lines = [f"  {LABELS[key]}: {len(names)} ({_list_names(names)})" for key, names in others.items()]
+        lines = [
+            f"  {LABELS[key]}: {len(names)} ({join_names(names, MAX_LISTED_NAMES)})"
+            for key, names in others.items()
+        ]
         return "\n".join([f"  loaded: {len(self.loaded)}", *lines])
 
     def write(self, directory: Path) -> None:
@@ -321,7 +324,7 @@ def _restore_optimizer(
         )
     except RecordError as error:
         return f"the optimizer starts from the beginning ({error})"
-    except_for = f", except for {_list_names(missing)}, which it lacks" if missing else ""
+    except_for = f", except for {join_names(missing, MAX_LISTED_NAMES)}, which it lacks" if missing else ""
     return f"the optimizer resumes from {optimizer_file.name}{except_for}"
 
 
@@ -354,7 +357,7 @@ def _check_fits(loaded: LoadResult, source: str, start: Start, advice: str = "")
         "unexpected": loaded.unexpected,
         "of another shape": loaded.mismatched,
     }
-    lines = [f"  {kind}: {_list_names(names)}" for kind, names in kinds.items() if names]
+    lines = [f"  {kind}: {join_names(names, MAX_LISTED_NAMES)}" for kind, names in kinds.items() if names]
     raise CheckpointError(
         "\n".join(
             [
@@ -364,9 +367,3 @@ def _check_fits(loaded: LoadResult, source: str, start: Start, advice: str = "")
             ]
         )
     )
-
-
-def _list_names(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MAX_LISTED_NAMES} more" if len(every) > MAX_LISTED_NAMES else ""
-    return ", ".join(every[:MAX_LISTED_NAMES]) + more

@@ -5,13 +5,14 @@ Every name that does not fit is reported.
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.contracts.text import join_names
 from stages.records.dotted_names import flatten, unflatten
 from stages.records.record_tree import FLOATS, RawTensor, Tree, fields_of, iter_leaves, strip_type_hints
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
@@ -82,9 +83,8 @@ ALL_TENSORS = Selection()
 """Every tensor under its own name."""
 
 
-def _list_first(names: Collection[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED_SELECTED} more" if len(names) > MAX_LISTED_SELECTED else ""
-    return (", ".join(map(repr, list(names)[:MAX_LISTED_SELECTED])) or "none") + more
+def _list_first(names: Iterable[str]) -> str:
+    return join_names(map(repr, names), MAX_LISTED_SELECTED) or "none"
 
 
 Layout = Literal["burn", "torch"]
@@ -319,7 +319,7 @@ def _layout(item: Tree, tree: Tree, current: Mapping[str, Any], source: str) -> 
     turned = [name for name in tensors if name in ours and ours[name].transposed]
     if turned and torchs:
         raise RecordError(
-            f"{source} could have Burn's axes or PyTorch's: {_join_names(turned)} fit both. "
+            f"{source} could have Burn's axes or PyTorch's: {join_names(turned, MAX_LISTED_NAMES)} fit both. "
             "Set layout='burn' or layout='torch'"
         )
     return "torch" if torchs else "burn"
@@ -352,12 +352,7 @@ def _join(path: str, key: str) -> str:
 
 def _complaint(read: LoadResult, module: nn.Module, source: str) -> str:
     kinds = {"missing": read.missing, "unexpected": read.unexpected, "of another shape": read.mismatched}
-    lines = [f"  {kind}: {_join_names(names)}" for kind, names in kinds.items() if names]
+    lines = [f"  {kind}: {join_names(names, MAX_LISTED_NAMES)}" for kind, names in kinds.items() if names]
     return "\n".join(
         [f"{source} does not fit {type(module).__name__}:", *lines, "set strict=False to load what fits"]
     )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-    return ", ".join(names[:MAX_LISTED_NAMES]) + more
