@@ -45,7 +45,7 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
         Split.VALID: [metric for metric in built if not metric.options.train_only],
     }
     tests: list[tuple[str, Callable[[], None]]] = [
-        ("fit.metrics", lambda: check_file_names(metric.metric.name for metric in built)),
+        ("fit.metrics", lambda: check_file_names(metric.name for metric in built)),
         ("fit.metrics", lambda: checks.check_metric_inputs(_find_model(params), metrics)),
     ]
     for key, rule in _list_rules(params).items():

@@ -229,7 +229,7 @@ class Augmenter:
     def augment(self, items: Any, epoch: int, indices: Sequence[int] | Tensor) -> Any:
         """Return *items*, the samples at *indices*, with new inputs; other parts of a sample are unchanged.
 
-        Raises `BuilderError` if a built-in kind cannot change an input, for example because it is no image.
+        Raises `BuilderError` if a built-in kind cannot change an input, such as one that is not an image.
         """
         indices = torch.as_tensor(indices)
         if isinstance(items, Samples):

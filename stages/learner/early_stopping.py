@@ -42,8 +42,7 @@ class MetricEarlyStopping(Config):
 
     def reason(self, history: History) -> str | None:
         """Return a text with the best epoch if the run should stop; None to continue."""
-        best_epoch = history.best(self.split, self.metric, self.direction, min_delta=self.min_delta)
-        best = best_epoch or 1
+        best = history.best(self.split, self.metric, self.direction, min_delta=self.min_delta) or 1
         if history.epochs <= self.warmup_epochs or history.epochs - best < self.n_epochs:
             return None
         return f"no better {self.split} {self.metric} since epoch {best}"

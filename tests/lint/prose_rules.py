@@ -86,7 +86,7 @@ def names_of_functions_are_verbs(tree: SourceTree) -> Iterator[Finding]:
 
 
 def variables_rarely_have_a_vague_name(tree: SourceTree) -> Iterator[Finding]:
-    """The rates of variables with a name that does not say what they hold are at most their ceilings."""
+    """The rates of variables with a vague name are at most their ceilings."""
     for folder, ceiling in MAX_VAGUE_NAMES_PER_1000.items():
         bindings = [
             (module.path, node)
