@@ -8,16 +8,29 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError, closest
 from stages.contracts.user_code import explain, user_frames
+
+
+@dataclass(frozen=True)
+class OptionalAttributes:
+    """A base of dataclasses whose fields are the optional attributes of an object, with their defaults."""
+
+    @classmethod
+    def of(cls, owner: object) -> Self:
+        """Return those of *owner*."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: getattr(owner, name) for name in names if hasattr(owner, name)})
+
 
 _OWN_PACKAGES = ("pipeline", "stages")
 """Packages of which a checkout of this project in the current folder may have another copy."""

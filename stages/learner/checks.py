@@ -6,8 +6,8 @@ An error of a step names the step with its file and line.
 import logging
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
+from stages.contracts.plugins import OptionalAttributes
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
@@ -128,7 +129,7 @@ def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> Bui
 
 
 @dataclass(frozen=True)
-class RuleOptions:
+class RuleOptions(OptionalAttributes):
     """The optional attributes of a rule that stops or retains, or of a schedule, with their defaults."""
 
     rules: Sequence[Any] = ()
@@ -141,12 +142,6 @@ class RuleOptions:
     """The metric of a schedule."""
     scheduler: Any = None
     """The object of torch that a schedule adapts."""
-
-    @classmethod
-    def of(cls, rule: object) -> Self:
-        """Return those of *rule*."""
-        names = [option.name for option in fields(cls)]
-        return cls(**{name: getattr(rule, name) for name in names if hasattr(rule, name)})
 
 
 def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:

@@ -1,10 +1,11 @@
 """The contract of a metric: one method that measures the output of a step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from stages.contracts.history import Direction
+from stages.contracts.plugins import OptionalAttributes
 from stages.metrics.state import MetricState
 
 
@@ -70,7 +71,7 @@ class PassMetric(Protocol):
 
 
 @dataclass(frozen=True)
-class MetricOptions:
+class MetricOptions(OptionalAttributes):
     """The optional attributes of a metric, and their defaults."""
 
     measures: type | tuple[type, ...] = object
@@ -87,12 +88,6 @@ class MetricOptions:
     """False if it reads no tensor of the output, so that a captured step does not copy it."""
     is_equal_on_ranks: bool = False
     """True if the value is that of rank 0, because it does not depend on the samples."""
-
-    @classmethod
-    def of(cls, metric: object) -> Self:
-        """Return those of *metric*."""
-        names = [option.name for option in fields(cls)]
-        return cls(**{name: getattr(metric, name) for name in names if hasattr(metric, name)})
 
 
 class MetricAdapter:
