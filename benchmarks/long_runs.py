@@ -13,13 +13,13 @@ import torch
 from stages.contracts.events import Progress
 from stages.contracts.history import History
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Mlp
 from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
-from stages.runs import HeartbeatRenderer, LogLedger, publish
+from stages.runs import HeartbeatRenderer, LogLedger, MetricEarlyStopping, publish
 
 WINDOW = 50
 """Epochs before and after one whose median cost is reported."""

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from stages import data
 from stages.build_learner import build_learner
 from stages.fit import fit
+from stages.learner.from_params import build_loader
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_context import FitPaths
@@ -173,7 +174,7 @@ def measure_images(options: argparse.Namespace) -> None:
     for workers in (0, options.workers):
         config = FitConfig(num_workers=workers, augment=AUGMENT)
         loaders = {
-            "ours": config.build_loader(prepared, "train"),
+            "ours": build_loader(config, prepared, "train"),
             "hand-written": DataLoader(
                 written, 64, shuffle=True, num_workers=workers, persistent_workers=workers > 0
             ),

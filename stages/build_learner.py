@@ -11,6 +11,7 @@ from stages import data, devices, learner, loggers, records, renderers, runs
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.contracts.printing import print_text
+from stages.learner import from_params
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 from stages.runs.file_names import CHECKPOINT_FOLDER
 
@@ -37,7 +38,7 @@ def build_learner(
 
 
 def _build(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: Path | None) -> None:
-    spec = config.spec(data.read_info(paths.dataset))
+    spec = from_params.build_spec(config, data.read_info(paths.dataset))
     start = spec.build(config.seed)
     if config.checkpoint is None:
         _write_new_learner(start, paths.learner)

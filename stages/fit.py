@@ -8,6 +8,7 @@ from stages import data, learner, loggers, runs
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.seeds import derive_seed
+from stages.learner import from_params
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 
@@ -27,7 +28,7 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
     entries = key_entries(config, paths, context.code)
     with runs.explain_disk_errors(paths.runs), runs.open_store(paths.runs, entries) as store:
         continuation = runs.Continuation(store, initial=paths.learner, marker=learner.SPEC_FILE)
-        continuation.prepare(config.num_epochs, context.recorded, config.device_kinds())
+        continuation.prepare(config.num_epochs, context.recorded, from_params.device_kinds(config))
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
                 context.group.announce(training=True)
@@ -55,13 +56,13 @@ def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> 
 def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: FitContext) -> None:
     """Train the remaining epochs in *store*, and write metrics and plots there."""
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).relocate(store.path / "plots")
-    builder = context.configure(config, learner.LearnerBuilder(store.path)).summary()
-    builder.identity(store.key).checkpoint("auto").with_progress_logger(runs.heartbeat_of(store))
+    builder = from_params.configure_builder(config, learner.LearnerBuilder(store.path), context)
+    builder.summary().identity(store.key).checkpoint("auto").with_progress_logger(runs.heartbeat_of(store))
     run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)
     if run.resumed:
         print_line(f"resuming run {store.key} {run.resumed}")
-    train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
+    train, valid = from_params.build_loaders(config, data.read(paths.data, ["valid"]))
     with store.explain_removal():
         run.fit(train, valid)
     cells = learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
@@ -73,8 +74,8 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
         )
     store.check_exists()
     loggers.write_results(run.history, cells, store.path, plots)
-    kept = config.epochs_to_keep(run.history, run.epoch, paths.learner)
+    kept = from_params.epochs_to_keep(config, run.history, run.epoch, paths.learner)
     manifest = runs.results_manifest(store.path, run.epoch, kept)
-    facts = {"num_epochs": config.num_epochs, "epoch": run.epoch, "devices": config.device_kinds()}
+    facts = {"num_epochs": config.num_epochs, "epoch": run.epoch, "devices": from_params.device_kinds(config)}
     store.finish(facts, manifest)
     runs.record_duration(store.path)

@@ -6,8 +6,8 @@ from pathlib import Path
 from stages import learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.text import to_json
+from stages.learner.test_results import write_test_results
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
-from stages.params.test_results import write_test_results
 from stages.records.config import SUFFIXES
 from stages.system.files import describe, write_text
 

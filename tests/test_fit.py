@@ -19,10 +19,11 @@ from stages.contracts.errors import PluginError, RunInterruptedError, StageError
 from stages.contracts.events import Interrupter
 from stages.data.device_loader import Transfer
 from stages.fit import fit
+from stages.learner.from_params import build_loaders, follow_main, join_ranks
 from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitContext, FitPaths, follow_main
+from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import CHANGES_NO_NUMBER, FitConfig
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.runs import check_space, differences, runs
@@ -71,7 +72,7 @@ def prepare(folder, model="mlp"):
 def stop_rank(paths):
     """Train on this rank until it is stopped, which rank 1 asks for, and return the time of its end."""
     config = FitConfig(num_epochs=50, batch_size=4, num_workers=0, device="cpu")
-    context = FitContext(group=config.join_ranks(), interrupter=Interrupter())
+    context = FitContext(group=join_ranks(config), interrupter=Interrupter())
     if not context.group.is_main:
         context.interrupter.stop()
     with pytest.raises(RunInterruptedError):
@@ -232,7 +233,7 @@ def test_loaders_of_both_splits_have_the_params_of_the_transfer():
     inputs = np.zeros((8, 4), dtype=np.float32)
     prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(8) % 2), 0.25, 0))
 
-    loaders = FitConfig(num_workers=0, prefetch=5, resident=False).build_loaders(prepared)
+    loaders = build_loaders(FitConfig(num_workers=0, prefetch=5, resident=False), prepared)
 
     assert [loader.transfer for loader in loaders] == [Transfer(prefetch=5, resident=False)] * 2
 

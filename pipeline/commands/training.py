@@ -55,16 +55,17 @@ def evaluate_model(
     """
     from pipeline.project.check import read_spec
     from stages import data, learner, metrics, records
+    from stages.learner import from_params
 
-    params.fit.prepare_process()
+    from_params.prepare_process(params.fit)
     spec = read_spec(paths["learner"], params)
     info = data.read_info(paths["dataset"])
     model, _, _ = spec.build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
-    loader = params.fit.build_test_loader(_dataset(paths["data"], source), info)
+    loader = from_params.build_test_loader(params.fit, _dataset(paths["data"], source), info)
     builder = learner.EvaluatorBuilder(paths["artifacts"])
     builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
-    evaluator = params.fit.configure_evaluator(builder).build(model)
+    evaluator = from_params.configure_evaluator(params.fit, builder).build(model)
     return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
 
@@ -136,6 +137,7 @@ def data(
     from pipeline.project.paths import read_paths
     from stages.data import read
     from stages.data.sample_sheet import read_samples
+    from stages.learner.from_params import build_loader
     from stages.system.files import open_atomic
 
     fit, prepared = read_params().fit, read(read_paths()["data"], (split,))
@@ -144,7 +146,7 @@ def data(
             f"--split {split!r}: the data has only {', '.join(prepared.info.counts)}. Use one of them"
         )
     epochs = epoch or (EPOCHS_OF_AUGMENTATION if fit.augment and split == "train" else (1,))
-    sheet = read_samples(fit.build_loader(prepared, split), epochs, count)
+    sheet = read_samples(build_loader(fit, prepared, split), epochs, count)
     content = sheet.to_png() if sheet.has_images else sheet.to_text().encode()
     path = output or (IMAGE_FILE if sheet.has_images else None)
     if path is None:
@@ -195,13 +197,14 @@ def measure_curve(
     """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
     from pipeline.project.check import read_spec
     from stages import data, learner
+    from stages.learner import from_params
 
     fit = params.fit
-    fit.prepare_process()
+    from_params.prepare_process(fit)
     model, optimizer, _ = read_spec(paths["learner"], params).build(params.build_learner.seed)
-    train, _ = fit.build_loaders(data.read(paths["data"]))
+    train, _ = from_params.build_loaders(fit, data.read(paths["data"]))
     with TemporaryDirectory() as folder:
-        builder = learner.LearnerBuilder(folder).devices(fit.list_devices()[:1])
+        builder = learner.LearnerBuilder(folder).devices(from_params.list_devices(fit)[:1])
         builder.seed(fit.seed).precision(fit.precision).num_threads(fit.num_threads)
         if fit.portable:
             builder.portable()

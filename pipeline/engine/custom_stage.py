@@ -11,6 +11,7 @@ from pipeline.project.yaml_files import read_definition, stages_of
 from stages import runs
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line
+from stages.learner import from_params
 from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 
 MAX_ATTEMPTS = 2
@@ -58,7 +59,7 @@ def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:
     return {
         "stage": before.stage,
         "params": dict(before.params),
-        "devices": params.fit.device_kinds(),
+        "devices": from_params.device_kinds(params.fit),
         "inputs": {
             path.as_posix(): state.digest or runs.content_hash(path) for path, state in before.files.items()
         },

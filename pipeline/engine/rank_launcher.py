@@ -20,6 +20,7 @@ from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
 from stages.contracts.events import Interrupter, Progress, Renderer, Shown
 from stages.contracts.history import History, Split, Value
+from stages.learner import from_params
 from stages.loggers.log_files import read_epoch
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
@@ -164,7 +165,7 @@ def _without_logs_of_torch() -> Iterator[None]:
 
 def needs_launch(config: FitConfig) -> bool:
     """Return whether the ranks of *config* are not started yet, by this project or by torchrun."""
-    return "RANK" not in os.environ and len(config.list_devices()) > 1
+    return "RANK" not in os.environ and len(from_params.list_devices(config)) > 1
 
 
 def launch_fit(
@@ -181,7 +182,7 @@ def launch_fit(
     error of the rank that failed first, and `RunInterruptedError` if the ranks were stopped and have saved.
     """
     store = paths.runs / runs.run_key(fit.key_entries(config, paths, code))
-    devices, folder = config.list_devices(), ranks_of(store)
+    devices, folder = from_params.list_devices(config), ranks_of(store)
     with ExitStack() as stack:
         if renderer is not None:
             progress = Progress(config.num_epochs, shown=_list_shown(config), interrupter=interrupter)

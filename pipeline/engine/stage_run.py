@@ -28,8 +28,9 @@ from pipeline.project.versions import check_versions, read_code_hashes, version_
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError
 from stages.contracts.events import Interrupter, Renderer
+from stages.learner import from_params
 from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConfig
-from stages.params.fit_context import FitContext, FitPaths, follow_main
+from stages.params.fit_context import FitContext, FitPaths
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER
 
@@ -67,7 +68,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
             launch_fit(params.fit, stage_paths, _code(stage_paths), interrupter, renderer=renderer)
             return
         read_spec(stage_paths.learner, params)  # it may come from a remote, and building runs what it names
-        group = params.fit.join_ranks()
+        group = from_params.join_ranks(params.fit)
         if group.size > 1:
             interrupter.should_stop()  # from now on a signal only sets the flag: the ranks stop together
             accept_termination()
@@ -81,7 +82,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
             tags=_tags() if params.fit.loggers else {},
         )
         if not group.is_main:
-            follow_main(params.fit, stage_paths, context)
+            from_params.follow_main(params.fit, stage_paths, context)
             return
         store = fit.fit(params.fit, stage_paths, context)
         if objects := local_objects(Path(".dvc")):
@@ -145,7 +146,7 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     params, paths = read_params(), read_paths()
     if body is not _create_artifact_dir:  # which computes nothing, and so does not import torch
-        params.fit.prepare_process()
+        from_params.prepare_process(params.fit)
     with explain_user_errors(name):
         body(params, paths)
     check_unchanged(before)

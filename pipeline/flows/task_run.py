@@ -28,6 +28,7 @@ from pipeline.project.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer, Renderers
 from stages.devices import find_device
+from stages.learner import from_params
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
 
 def count_gpus() -> int:
     """Return the number of accelerators that ``fit`` uses, from params.yaml and this machine."""
-    return sum(find_device(name).type != "cpu" for name in read_params().fit.list_devices())
+    return sum(find_device(name).type != "cpu" for name in from_params.list_devices(read_params().fit))
 
 
 @contextmanager

@@ -1,6 +1,4 @@
 from .builder import LearnerBuilder as LearnerBuilder
-from .early_stopping import EarlyStopping as EarlyStopping
-from .early_stopping import MetricEarlyStopping as MetricEarlyStopping
 from .evaluation import Evaluator as Evaluator
 from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells

@@ -17,7 +17,6 @@ from stages.contracts.history import Split
 from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name
-from stages.learner.early_stopping import EarlyStopping
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
@@ -34,6 +33,7 @@ from stages.optim import (
 )
 from stages.records import HalfPrecision, Recorder
 from stages.runs import Retention
+from stages.runs.early_stopping import EarlyStopping
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import Split
 from stages.devices.compilation import CompileOptions
 from stages.devices.compute_settings import ComputeSettings
-from stages.learner.early_stopping import EarlyStopping
 from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
 from stages.runs import Retention
+from stages.runs.early_stopping import EarlyStopping
 
 FILE_LOGGER = "stages.loggers:FileMetricLogger"
 TEST_LOGGER = "stages.loggers:TestMetricLogger"

@@ -7,7 +7,6 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from stages import data, learner
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Bytes, ClassWeights, Count, Decay, Flag, Patterns, Renames, Seed, Text
@@ -137,43 +136,6 @@ class BuildLearnerConfig(Config):
         except ParamsError as error:
             raise ValueError(str(error)) from error
         return self
-
-    def spec(self, info: "data.DatasetInfo") -> "learner.LearnerSpec":
-        """Return the content of ``learner.json`` for the data that *info* describes."""
-        return learner.LearnerSpec(
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            input_shape=info.input_shape,
-            num_classes=info.num_classes,
-            num_outputs=info.num_outputs,
-            parameter_groups=self.parameter_groups,
-            freeze=self.freeze,
-            label_smoothing=self.label_smoothing,
-            class_weights=self._resolve_weights(info),
-            vocabulary_size=info.vocabulary_size,
-        )
-
-    def _resolve_weights(self, info: "data.DatasetInfo") -> tuple[float, ...] | None:
-        """Return the weight of each class. Raises `ParamsError` if they do not fit the data."""
-        weights, counts = self.class_weights, (info.class_counts or {}).get("train", [])
-        if weights is None:
-            return None
-        if not counts:
-            raise ParamsError("build_learner.class_weights needs classes; the targets are numbers")
-        if weights == "balanced" and 0 in counts:
-            raise ParamsError(
-                f"build_learner.class_weights: class {counts.index(0)} has no sample in the train split, so "
-                "that its balanced weight would be infinite. Set a list of weights"
-            )
-        if weights == "balanced":
-            return tuple(sum(counts) / (len(counts) * count) for count in counts)
-        if len(weights) != len(counts):
-            raise ParamsError(
-                f"build_learner.class_weights: found {len(weights)} weights for {len(counts)} classes. Set "
-                "one for each class"
-            )
-        return tuple(map(float, weights))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,12 @@
-"""Paths of the stage fit, the arguments that come from its caller, and the part of the ranks other than 0."""
+"""Paths of the stage fit, and the arguments that come from its caller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import data, distributed, learner
-from stages.contracts.errors import RunInterruptedError
+from stages import distributed
 from stages.contracts.events import Interrupter, Renderer
-from stages.contracts.seeds import derive_seed
-from stages.loggers.tracking import RunDescription
-from stages.params.fit_params import FitConfig
 
 
 @dataclass(frozen=True)
@@ -56,35 +52,8 @@ class FitContext:
     interrupter: Interrupter | None = None
     """Stops the run from outside."""
     group: "distributed.RankGroup" = field(default_factory=lambda: distributed.ONE_RANK)
-    """The ranks that train together, of which this process is one; see `FitConfig.join_ranks`."""
+    """The ranks that train together, of which this process is one; see `join_ranks`."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The params of all stages, for trackers."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Further facts about the run for trackers, such as the commit."""
-
-    def configure(self, config: FitConfig, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
-        """Set every option of *builder* that *config* and the caller have, and return it."""
-        key = builder.directory.name
-        config.configure(builder, RunDescription(key, self.params, {"run.key": key, **self.tags}))
-        if self.interrupter:
-            builder.with_interrupter(self.interrupter)
-        return builder.renderer(self.renderer) if self.renderer else builder
-
-
-def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None:
-    """Train together with rank 0, which calls `fit` and owns the run store, until it has a result.
-
-    Raises `RunInterruptedError` if the ranks were asked to stop, after rank 0 has saved the run, because
-    torchrun kills the ranks of a host 30 seconds after one of them has exited.
-    """
-    config = config.model_copy(update={"loggers": ()})  # rank 0 logs
-    while context.group.will_train():
-        builder = context.configure(config, learner.LearnerBuilder(paths.runs)).checkpoint("auto")
-        run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
-        train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
-        run.fit(train, valid)
-        if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
-            learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
-        if run.interrupted:
-            context.group.will_train()
-            raise RunInterruptedError("stopped together with rank 0, which has saved the run")

@@ -1,12 +1,9 @@
 """The section fit of params.yaml."""
 
-import sys
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
 
-from stages import data, devices, distributed, learner, loggers, metrics, records, runs
 from stages.contracts.config import Config, Use
 from stages.contracts.fields import (
     MAX_COUNT,
@@ -28,16 +25,13 @@ from stages.contracts.fields import (
     Workers,
     describe_portable_conflict,
 )
-from stages.contracts.history import History, Split
 from stages.data.config import AugmentationConfig, BatcherConfig
-from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
-from stages.loggers.tracking import RunDescription
 from stages.metrics.registry import MetricConfig, TelemetryConfig
 from stages.optim.config import Averaging, NonFinite
 from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
-from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
+from stages.runs.early_stopping import MetricEarlyStopping
 from stages.runs.retention import Keep
 
 CHANGES_NO_NUMBER = {
@@ -62,8 +56,6 @@ CHANGES_NO_NUMBER = {
 
 ``device`` changes rounding only, except that each rank draws the random numbers of its share of a batch.
 """
-ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
-"""Device files of which Linux has at least one if torch can use an accelerator."""
 
 
 class BatchLimits(Config):
@@ -229,155 +221,7 @@ class FitConfig(Config):
         """Return the params that can change a number, as plain values."""
         return self.model_dump(mode="json", exclude=CHANGES_NO_NUMBER)
 
-    def list_devices(self) -> tuple[str, ...]:
-        """Return the name of each device of this machine, one for each rank."""
-        if self.device == "all":
-            return tuple(name for name in devices.list_devices() if name != "cpu") or ("cpu",)
-        return (self.device,) if isinstance(self.device, str) else self.device
-
-    def join_ranks(self) -> "distributed.RankGroup":
-        """Return the group of this rank, after all ranks have called this; a group of one without a launcher.
-
-        Raises `BuilderError` if `list_devices` has no device for it.
-        """
-        devices = self.list_devices()
-        distributed.find_rank_device(devices)
-        return distributed.join_group(devices, self.rank_timeout_seconds)
-
-    def device_kinds(self) -> list[str]:
-        """Return the kind of the device of each rank, such as ``cuda``."""
-        kinds = [_best_kind() if name == "auto" else name.partition(":")[0] for name in self.list_devices()]
-        return kinds if len(kinds) > 1 else kinds * distributed.count_ranks()
-
     @property
     def max_checkpoints(self) -> int:
         """The most checkpoints that a run has on disk at once: those to keep, one more, and one of a step."""
         return min(self.keep.most, self.num_epochs) + 2
-
-    def configure(
-        self, builder: "learner.LearnerBuilder", run: RunDescription | None = None
-    ) -> "learner.LearnerBuilder":
-        """Set every option of *builder* and of torch that this section has, and return *builder*.
-
-        Trackers receive the description *run*.
-        """
-        accumulation = self.grads_accumulation
-        builder = (
-            builder.metrics(*self._build_metrics())
-            .num_epochs(self.num_epochs)
-            .sanity_check(self.sanity_check)
-            .validate_every(self.validate_every)
-            .seed(self.seed)
-            .devices(self.list_devices())
-            .strategy(self.strategy)
-            .precision(self.precision)
-            .num_threads(self.num_threads)
-            .fast_path(self.fast_path)
-            .step(self.step)
-            .grads_accumulation(
-                accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
-            )
-            .non_finite(self.non_finite)
-            .with_file_checkpointer(records.build_recorder(self.recorder))
-            .with_checkpointing_strategy(self.keep.rule())
-            .checkpoint_every(steps=self.checkpoint_every_steps, seconds=self.checkpoint_every_seconds)
-            .max_unsaved(self.max_unsaved_seconds)
-        )
-        self._add_loggers(builder, run or RunDescription(builder.directory.name))
-        if self.early_stopping:
-            builder.early_stopping(self.early_stopping)
-        if self.averaging:
-            builder.average_weights(self.averaging)
-        if self.deterministic:
-            builder.deterministic()
-        if self.portable:
-            builder.portable()
-        if self.sync_batch_norm:
-            builder.sync_batch_norm()
-        if self.compile:
-            builder.compile("default" if self.compile is True else self.compile)
-        return builder.gradient_checkpointing() if self.gradient_checkpointing else builder
-
-    def prepare_process(self) -> None:
-        """Have torch choose the kernels of a portable run; call this before torch first computes."""
-        if self.portable:
-            devices.prepare_portable()
-
-    def _add_loggers(self, builder: "learner.LearnerBuilder", run: RunDescription) -> None:
-        directory = builder.directory / "telemetry"
-        for logger in self.loggers:
-            if loggers.is_tracker(logger):
-                builder.with_progress_logger(loggers.build_tracker(logger, directory, run))
-            else:
-                added = loggers.build_loggers(logger, directory)
-                builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
-
-    def _build_metrics(self) -> "list[Any]":
-        """Return the metrics, and the telemetry that is not one of them."""
-        built = [metrics.build_metric(metric) for metric in self.metrics]
-        names = {metric.name for metric in built}
-        telemetry = [metrics.build_telemetry(metric) for metric in self.telemetry]
-        return built + [metric for metric in telemetry if metric.name not in names]
-
-    def build_test_metrics(self) -> "list[Any]":
-        """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
-        built = [metrics.build_metric(use) for use in self.metrics]
-        options = [metrics.MetricOptions.of(metric) for metric in built]
-        pairs = zip(built, options, strict=True)
-        return [metric for metric, option in pairs if not (option.telemetry or option.train_only)]
-
-    def configure_evaluator(self, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
-        """Set the first device and the settings of the computation on *builder*, and return it."""
-        settings = devices.ComputeSettings(
-            precision=self.precision,
-            deterministic=self.deterministic,
-            num_threads=self.num_threads,
-            portable=self.portable,
-        )
-        return builder.device(self.list_devices()[0]).compute(settings).summary()
-
-    def build_test_loader(self, dataset: "data.Dataset", info: "data.DatasetInfo") -> "data.DataLoader":
-        """Return a loader of *dataset*, which is not shuffled, with the normalization in *info*."""
-        return self._loader_builder(info).build(dataset)
-
-    def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader | None]":
-        """Return the loaders of the train and the valid split of *prepared*; None without a valid split."""
-        valid = None if prepared.valid is None else self.build_loader(prepared, "valid")
-        return self.build_loader(prepared, "train"), valid
-
-    def build_loader(self, prepared: "data.Prepared", split: str) -> "data.DataLoader":
-        """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
-        builder = self._loader_builder(prepared.info)
-        if self.overfit_batches is not None:
-            return builder.limit_batches(self.overfit_batches).build(prepared.train)
-        builder.limit_batches(self.limit_batches.of(split))
-        if split == "train":
-            builder.shuffle(self.seed).augment(
-                [data.build_augmentation(augmentation) for augmentation in self.augment]
-            )
-        return builder.build(prepared.by_name()[split])
-
-    def _loader_builder(self, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
-        builder = (
-            data.DataLoaderBuilder(data.build_batcher(self.batcher, info.normalization))
-            .batch_size(self.batch_size)
-            .num_workers(self.num_workers)
-            .prefetch(self.prefetch)
-            .resident(self.resident)
-        )
-        return builder.bucket() if self.bucket else builder
-
-    def epochs_to_keep(self, history: History, last_epoch: int, initial: Path) -> set[int]:
-        """Return the epochs whose checkpoints are kept after *last_epoch*.
-
-        *initial* is the directory of the initial learner, which has the checkpoints of a run that is resumed.
-        """
-        inherited = [epoch for epoch in list_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
-        return runs.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
-
-
-def _best_kind() -> str:
-    """Return the kind that ``auto`` resolves to; load torch only if there may be an accelerator."""
-    if sys.platform == "linux" and not any(any(Path("/dev").glob(name)) for name in ACCELERATOR_NODES):
-        return "cpu"
-    return devices.find_device("auto").type

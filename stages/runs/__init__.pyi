@@ -3,6 +3,8 @@ from .checkpointer import FileCheckpointer as FileCheckpointer
 from .checkpointer import read_manifest as read_manifest
 from .checkpointer import results_manifest as results_manifest
 from .continuation import Continuation as Continuation
+from .early_stopping import EarlyStopping as EarlyStopping
+from .early_stopping import MetricEarlyStopping as MetricEarlyStopping
 from .heartbeat import Beat as Beat
 from .heartbeat import HeartbeatRenderer as HeartbeatRenderer
 from .heartbeat import heartbeat_of as heartbeat_of

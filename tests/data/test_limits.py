@@ -5,6 +5,7 @@ import torch
 
 from stages import data
 from stages.data.order import BucketOrder, Order
+from stages.learner.from_params import build_loaders
 from stages.params.fit_params import FitConfig
 
 
@@ -21,7 +22,7 @@ def read(loader, epoch=1, first=0):
 
 def load(**config):
     fit = FitConfig(batch_size=4, num_workers=0, batcher="stages.data:NormalizeBatcher", **config)
-    return fit.build_loaders(prepared())
+    return build_loaders(fit, prepared())
 
 
 @pytest.mark.parametrize("kind", [Order, BucketOrder])

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stages.contracts.history import Direction, History, Split, Value
-from stages.learner import MetricEarlyStopping
+from stages.runs import MetricEarlyStopping
 
 
 def stopped_after(rule, values):

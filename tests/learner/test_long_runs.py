@@ -3,10 +3,9 @@
 import sys
 from statistics import median
 
-from stages.learner import MetricEarlyStopping
 from stages.loggers import FileMetricLogger
 from stages.renderers import PlainRenderer
-from stages.runs import HeartbeatRenderer, LogLedger
+from stages.runs import HeartbeatRenderer, LogLedger, MetricEarlyStopping
 
 NEVER = 1e9
 """An interval in seconds that excludes calls that depend on the time."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.metrics import (
     AccuracyMetric,
     AurocMetric,
@@ -28,7 +28,7 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
-from stages.runs import KeepLast
+from stages.runs import KeepLast, MetricEarlyStopping
 
 TRAIN_BATCHES, VALID_BATCHES = 5, 2
 MOST_EPOCHS, EPOCHS = 5, 3

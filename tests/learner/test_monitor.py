@@ -8,10 +8,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction, Split
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.optim import TorchScheduler
-from stages.runs import AnyOf, KeepBest, KeepLast
+from stages.runs import AnyOf, KeepBest, KeepLast, MetricEarlyStopping
 
 from .conftest import loaders, net
 

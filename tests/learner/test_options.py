@@ -12,12 +12,12 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
 from stages.optim import Adam, ClipByValue, Sgd
 from stages.renderers import NoRenderer
-from stages.runs import KeepBest
+from stages.runs import KeepBest, MetricEarlyStopping
 
 
 def same(one, other):

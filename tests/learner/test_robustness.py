@@ -13,13 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.learner import EvaluatorBuilder, LearnerBuilder, MetricEarlyStopping
+from stages.learner import EvaluatorBuilder, LearnerBuilder
 from stages.loggers import read_history
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, Lbfgs, NonFinite, NonFiniteError
 from stages.records import DefaultRecorder
 from stages.renderers import NoRenderer
+from stages.runs import MetricEarlyStopping
 
 
 class Normed(ClassificationStep, nn.Sequential):

@@ -12,6 +12,7 @@ from torch import nn
 from stages import data
 from stages.contracts.outputs import ClassificationOutput
 from stages.learner import LearnerBuilder
+from stages.learner.from_params import build_loaders
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep, Mlp
 from stages.optim import Adam, Scheduler
@@ -47,7 +48,7 @@ def train(directory, config, prepared, make_model, stop_after=None):
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     torch.manual_seed(3)
     learner = builder.build(make_model(), Adam(), Scheduler(0.05))
-    learner.fit(*config.build_loaders(prepared))
+    learner.fit(*build_loaders(config, prepared))
     return read_run_files(directory)
 
 
@@ -72,9 +73,9 @@ def test_valid_split_is_not_augmented(tmp_path):
     prepared = data.prepare(data.Splits(*[data.Arrays(images, np.arange(40) % 2)] * 2))
     config = FitConfig(num_workers=0, batch_size=40, augment=[{"kind": "vertical_flip", "p": 1}])
 
-    for loader in config.build_loaders(prepared):
+    for loader in build_loaders(config, prepared):
         (batch,) = loader
-        (plain,) = FitConfig(num_workers=0, batch_size=40).build_loaders(prepared)[loader.order.seed is None]
+        (plain,) = build_loaders(FitConfig(num_workers=0, batch_size=40), prepared)[loader.order.seed is None]
         flipped = plain.inputs.flip(2)
         assert batch.inputs.equal(plain.inputs if loader.order.seed is None else flipped)
 

@@ -6,11 +6,12 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction, Split
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.learner.run_state import best_epoch
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.records import DefaultRecorder
+from stages.runs import MetricEarlyStopping
 
 BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3
 

@@ -11,7 +11,7 @@ from stages.build_learner import build_learner
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.fit import fit
-from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.learner import LearnerBuilder
 from stages.learner.run_state import best_epoch
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.metrics import LossMetric
@@ -22,6 +22,7 @@ from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
+from stages.runs import MetricEarlyStopping
 from stages.runs.retention import KeepBest
 
 BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3

@@ -18,8 +18,11 @@ MAY_IMPORT = {
     "data": BASE | {"records", "devices"},
     "distributed": BASE | {"records", "devices", "optim"},
     "learner": BASE | {"records", "runs", "metrics", "models", "optim", "devices", "distributed"},
-    "params": BASE | LEAVES | {"data", "runs", "distributed", "learner"},  # the parts that params configure
+    "params": BASE | LEAVES | {"data", "runs", "distributed"},  # the parts that params configure
 }
+
+FROM_PARAMS = ("stages/learner/from_params.py", "stages/learner/test_results.py")
+"""Modules of ``learner`` that build what params describe, and so import three parts more."""
 
 PIPELINE_LAYERS = {
     "project": set(),
@@ -47,8 +50,9 @@ def parts_import_only_lower_parts(tree: SourceTree) -> Iterator[Finding]:
     """Each part of stages/ imports only the parts that the table permits."""
     for part, permitted in MAY_IMPORT.items():
         for module in tree.modules(f"stages/{part}", stubs=True):
+            further = {"params", "data", "loggers"} if module.path in FROM_PARAMS else set()
             for each in _imports_below(module.imports, "stages"):
-                if each.name.split(".")[1] not in permitted | {part}:
+                if each.name.split(".")[1] not in permitted | further | {part}:
                     yield Finding(module.path, each.line, f"{part} may not import {each.name}")
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError, ParamsError
 from stages.data import DatasetInfo, Normalization
 from stages.learner import LearnerSpec
+from stages.learner.from_params import build_spec
 from stages.models import ClassificationStep, Mlp
 from stages.params.build_learner_params import BuildLearnerConfig
 
@@ -48,7 +49,7 @@ def info(counts=(60, 30, 10), **changes):
 
 def spec(model="mlp", counts=(60, 30, 10), **params):
     model = model if isinstance(model, str) else f"{__name__}:{model.__name__}"
-    return BuildLearnerConfig.model_validate({"model": {"kind": model}, **params}).spec(info(counts))
+    return build_spec(BuildLearnerConfig.model_validate({"model": {"kind": model}, **params}), info(counts))
 
 
 @pytest.mark.parametrize("model", ["mlp", Plain], ids=["built in", "user"])
@@ -114,7 +115,7 @@ def test_weights_for_numbers_as_targets_are_refused():
     config = BuildLearnerConfig(class_weights="balanced")
 
     with pytest.raises(ParamsError, match="needs classes; the targets are numbers"):
-        config.spec(info(task="regression", num_classes=None, class_counts=None))
+        build_spec(config, info(task="regression", num_classes=None, class_counts=None))
 
 
 @pytest.mark.parametrize(

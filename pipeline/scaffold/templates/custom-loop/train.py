@@ -18,6 +18,7 @@ from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.seeds import derive_seed
 from stages.devices import find_device
 from stages.learner import LoopCheckpoints
+from stages.learner.from_params import build_loader
 from stages.loggers import write_curves, write_metrics
 from stages.metrics import AccuracyMetric, LossMetric, Metric
 from stages.optim import learning_rate_of
@@ -31,7 +32,7 @@ def train(params: Params, paths: Mapping[str, Path], folder: Path) -> None:
     torch.set_num_threads(params.fit.num_threads or 1)
     device = find_device(str(params.fit.device))
     prepared = data.read(paths["data"])
-    loaders = {split: params.fit.build_loader(prepared, split) for split in Split}
+    loaders = {split: build_loader(params.fit, prepared, split) for split in Split}
     torch.manual_seed(params.build_learner.seed)
     arguments: dict[str, Any] = arguments_of(params.build_learner.model)
     model = Net(prepared.info.input_shape, prepared.info.num_outputs, **arguments).to(device)

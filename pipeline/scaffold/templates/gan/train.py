@@ -20,6 +20,7 @@ from stages.contracts.history import Split, Value
 from stages.contracts.seeds import derive_seed
 from stages.devices import find_device
 from stages.learner import LoopCheckpoints
+from stages.learner.from_params import build_loader
 from stages.loggers import write_curves, write_metrics
 from stages.metrics import Mean
 from stages.optim import learning_rate_of
@@ -85,8 +86,8 @@ def train(params: Params, paths: Mapping[str, Path], folder: Path) -> None:
     torch.set_num_threads(params.fit.num_threads or 1)
     device = find_device(str(params.fit.device))
     prepared = data.read(paths["data"])
-    loader = params.fit.build_loader(prepared, Split.TRAIN)
-    valid = torch.cat([batch.inputs for batch in params.fit.build_loader(prepared, Split.VALID)]).to(device)
+    loader = build_loader(params.fit, prepared, Split.TRAIN)
+    valid = torch.cat([batch.inputs for batch in build_loader(params.fit, prepared, Split.VALID)]).to(device)
     torch.manual_seed(params.build_learner.seed)
     arguments: dict[str, Any] = arguments_of(params.build_learner.model)
     trainer = Trainer(Gan(**arguments).to(device), learning_rate_of(params.build_learner.optimizer))

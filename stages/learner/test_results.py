@@ -8,6 +8,7 @@ from typing import Any
 
 from stages import data, learner, loggers, records
 from stages.contracts.text import to_json
+from stages.learner import from_params
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelPaths
 from stages.system.files import write_text
@@ -49,8 +50,8 @@ def write_test_results(
 def _evaluate(fit: FitConfig, model: Any, directory: Path, logs: Path) -> dict[str, float]:
     """Return the metrics of *fit* over the test split in *directory*, sorted by name, and write *logs*."""
     info = data.read_info(directory / "dataset.json")
-    loader = fit.build_test_loader(data.read_split(directory, "test"), info)
-    builder = learner.EvaluatorBuilder(logs.parent).metrics(*fit.build_test_metrics())
+    loader = from_params.build_test_loader(fit, data.read_split(directory, "test"), info)
+    builder = learner.EvaluatorBuilder(logs.parent).metrics(*from_params.build_test_metrics(fit))
     builder = builder.metric_logger(loggers.TestMetricLogger(logs))
-    evaluator = fit.configure_evaluator(builder).build(model)
+    evaluator = from_params.configure_evaluator(fit, builder).build(model)
     return dict(sorted(evaluator.eval("test", loader).items()))
