@@ -1,14 +1,17 @@
 """Calls of git, and the check of what a repository has delivered. No other module of the pipeline starts git.
 
-The program is the ``git`` on the ``PATH``, which DVC finds too. ``.runs`` and ``.dvc/tmp`` have locks,
-journals and run stores, which only runs of their user may write: a repository that tracks one of them could
-replace params.yaml, publish results of its own, or have a file of the user written through a link.
+The program is the ``git`` on the ``PATH``, which DVC finds too. Each call is for the repository of its
+folder: the variables with which a hook of git names another one are dropped.
+
+``.runs`` and ``.dvc/tmp`` have locks, journals and run stores, which only runs of their user may write: a
+repository that tracks one of them could replace params.yaml, publish results of its own, or have a file of
+the user written through a link.
 """
 
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +33,25 @@ _SHARED_INDEX = b"link"
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
 DVC_FOLDER = Path(".dvc")
+VARIABLES_OF_A_REPOSITORY = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""What ``git rev-parse --local-env-vars`` lists, without `SETTINGS_OF_A_CALL`."""
+SETTINGS_OF_A_CALL = ("GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS")
+"""Variables with settings such as safe.directory, which git itself passes on to its calls for a submodule."""
 MAX_LISTED_FILES = 3
 
 
@@ -132,10 +154,16 @@ def commit_time(commit: GitObject) -> datetime:
     return datetime.fromtimestamp(int(seconds), datetime.strptime(zone, "%z").tzinfo)
 
 
+def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return *environment* without the variables with which a hook of git names its repository and index."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}
+
+
 def _run(folder: Path, arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
     command = ["git", "-C", str(folder), *arguments]
+    environment = without_repository(os.environ)
     try:
-        return subprocess.run(command, capture_output=True, check=False, **options)  # noqa: S603  no shell
+        return subprocess.run(command, env=environment, capture_output=True, check=False, **options)  # noqa: S603  no shell
     except OSError as error:
         raise StageError(f"git cannot be started ({error.strerror}). Install git") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pages import page
+from projects import Project
 from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import freeze
@@ -377,3 +378,23 @@ def test_dvc_process_exits_if_its_parent_process_does_not_exist(project):
     orphan = project.run(*command, "exp", "run", "--temp", "--name", "orphan")
 
     assert orphan.code == -signal.SIGTERM
+
+
+@pytest.mark.long  # test_copy_made_in_a_git_hook_changes_neither_head_nor_index does it without a sweep
+def test_sweep_in_a_post_commit_hook_changes_neither_head_nor_index(project, tmp_path):
+    """In a worktree, git passes the paths of its repository and index to a hook."""
+    hook = project.folder / ".git/hooks/post-commit"
+    hook.write_text(f"#!/bin/sh\n{sys.executable} -m pipeline sweep -S fit.seed=1,2 > ../sweep.out 2>&1\n")
+    hook.chmod(0o755)
+    project.ok("git", "worktree", "add", "-q", "-b", "other", "../worktree")
+    worktree = Project(tmp_path / "worktree", project.environment["PREFECT_HOME"])
+    worktree.edit("README.md", "DVC", "D V C")
+
+    worktree.ok("git", "commit", "-qam", "Edit the page")
+
+    output = (tmp_path / "sweep.out").read_text()
+    assert re.search(r"^seed=2 ", output, re.MULTILINE), output
+    assert worktree.ok("git", "symbolic-ref", "HEAD") == "refs/heads/other\n"
+    assert not worktree.ok("git", "status", "--porcelain", "--untracked-files=no")
+    experiments = worktree.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps")
+    assert sorted(ref.rpartition("/")[2] for ref in experiments.split()) == ["seed=1", "seed=2"]
