@@ -9,6 +9,7 @@ the user written through a link.
 """
 
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ _SHARED_INDEX = b"link"
 """Name of the extension of an index whose entries are in another file."""
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
+_UNFOLLOWED_LINK = re.compile(r"(?:symlink|dangling|loop|notdir) (\d+)")
+"""Matches the header for a link that leads out of the commit, or to nothing; its target follows."""
 DVC_FOLDER = Path(".dvc")
 VARIABLES_OF_A_REPOSITORY = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -135,11 +138,12 @@ def find_head(root: Path) -> str:
 def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
     """Return the object of each of *names* in the repository *folder*; None for a missing object.
 
-    A name is a SHA, or ``SHA:path`` for a file. One process reads all objects: starting one for each, or a
-    reader of scmrepo, takes most of the time of a long comparison. Raises `StageError` if git fails.
+    A name is a SHA, or ``SHA:path`` for a file, also through a link to one in the same commit. One process
+    reads all objects: starting one for each, or a reader of scmrepo, takes most of the time of a long
+    comparison. Raises `StageError` if git fails.
     """
     requested = "".join(f"{name}\n" for name in names)
-    done = _run(folder, ["cat-file", "--batch"], input=requested.encode())
+    done = _run(folder, ["cat-file", "--batch", "--follow-symlinks"], input=requested.encode())
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip()
         raise StageError(f"git cannot read {folder}: {reason}. Run `git fsck` in that folder")
@@ -180,6 +184,10 @@ def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
         start = end + 1
         if header.endswith((" missing", " ambiguous")):
             objects.append(None)
+            continue
+        if (unfollowed := _UNFOLLOWED_LINK.fullmatch(header)) is not None:
+            objects.append(None)
+            start += int(unfollowed[1]) + 1
             continue
         sha, kind, size = header.split()
         if sha not in by_sha:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import urllib.request
@@ -279,6 +280,20 @@ def test_params_that_dvc_cannot_write_back_are_rejected(project):
     assert "DVC cannot write params.yaml back" in rejected.text
     assert "Write it in block style" in rejected.text
     assert "your code" not in rejected.text
+
+
+def test_params_may_be_a_link_within_the_project(project):
+    base, link = project.folder / "base.yaml", project.folder / "params.yaml"
+    link.rename(base)
+    for target, code, message in (("base.yaml", 0, ""), ("../base.yaml", 2, "or it is a link out of the")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        project.ok("git", "add", "-A")
+        shutil.copy(base, project.folder.parent)
+
+        planned = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
+
+        assert (planned.code, message in planned.err) == (code, True), planned.text
 
 
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
