@@ -68,8 +68,8 @@ def resume(
 ) -> None:
     """Resume training from a checkpoint of any run that DVC tracks.
 
-    Write the full SHA of the run and the epoch to build_learner.checkpoint in params.yaml, and run the
-    stages.
+    Write the params of the run to params.yaml, with its full SHA and the epoch in build_learner.checkpoint,
+    print which differ from those in the file before, and run the stages.
 
     Example: learner resume exp-name --epoch 5 -S fit.num_epochs=30
     """
@@ -79,8 +79,9 @@ def resume(
 
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
-        sha = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
-    print_line(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
+        sha, changes = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
+    for change in (f"build_learner.checkpoint is epoch {epoch} of {sha}", *changes):
+        print_line(f"params.yaml: {change}")
     if not start:
         return
     with set_verbosity(quiet=quiet, verbose=verbose), restore_params_unless_accepted(before) as attempt:

@@ -15,6 +15,7 @@ from dvc.cli import main as dvc
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
+from pipeline.project.git import without_repository
 from stages.contracts.errors import StageFailedError
 from stages.contracts.printing import clean_log_records
 from stages.system.processes import module_command
@@ -72,7 +73,8 @@ def build_command(arguments: Sequence[str]) -> list[str]:
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return *more* and the environment of this process, without its Prefect run and with its ``python``."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFECT_PREFIX)}
+    inherited = without_repository(os.environ)
+    variables = {name: value for name, value in inherited.items() if not name.startswith(PREFECT_PREFIX)}
     path = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
     return variables | {"PATH": path, **more}
 

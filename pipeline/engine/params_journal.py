@@ -15,7 +15,7 @@ from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
 from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL, PROJECT_LOCK
 from stages.system.file_lock import is_locked
-from stages.system.files import open_atomic, read_regular, sync_directory
+from stages.system.files import open_atomic, read_regular, replace_content, sync_directory, write_text
 
 PARAMS = Path("params.yaml")
 
@@ -60,13 +60,13 @@ def edit_params(text: str) -> Iterator[None]:
     in the block, that edit stays. Hold the project lock around the block.
     """
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
-    _write(PARAMS_JOURNAL, json.dumps(asdict(entry)).encode())
+    write_text(PARAMS_JOURNAL, json.dumps(asdict(entry)))
     try:
-        _write(PARAMS, text.encode())
+        replace_content(PARAMS, text.encode())
         yield
     except BaseException:
         if _current() == entry.edited:
-            _write(PARAMS, entry.content)
+            replace_content(PARAMS, entry.content)
         raise
     finally:
         _discard()
@@ -87,10 +87,11 @@ def restore_params(report: Report | None = None) -> bool:
     if is_edited and report is None:
         return False
     if is_overridden:
-        _write(PARAMS, entry.content)
+        replace_content(PARAMS, entry.content)
         _send(report, f"restored {PARAMS}: a run that was killed had set overrides in it")
     if is_edited:
-        _write(PARAMS_BACKUP, entry.content)
+        with open_atomic(PARAMS_BACKUP) as file:
+            file.write(entry.content)
         _send(
             report,
             f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
@@ -136,11 +137,6 @@ def _current() -> str | None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open_atomic(path) as file:
-        file.write(content)
 
 
 def _discard() -> None:

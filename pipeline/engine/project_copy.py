@@ -20,7 +20,7 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.project.git import find_head, git_error, run_git, try_git
+from pipeline.project.git import find_head, git_error, read_objects, run_git, try_git
 from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.runs.layout import RUNS_FOLDER
@@ -75,8 +75,8 @@ class FrozenProject:
 
 @lru_cache(maxsize=256)
 def _read_committed(root: Path, commit: str, path: str) -> str | None:
-    done = try_git(root, "show", f"{commit}:./{path}")
-    return done.stdout if done.returncode == 0 else None
+    [file] = read_objects(root, [f"{commit}:./{path}"])
+    return None if file is None else file.content.decode()
 
 
 def freeze(root: Path) -> FrozenProject:

@@ -27,6 +27,7 @@ from pipeline.engine.project_copy import (
 )
 from pipeline.flows.prefect_api import FLOW_RUN
 from pipeline.project.git import run_git
+from pipeline.project.params_edit import set_params
 from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
@@ -66,8 +67,7 @@ def run_experiment(
         elif line:
             logger.info("%s", line)
 
-    sets = [part for override in experiment.overrides for part in ("--set-param", override)]
-    command = ["exp", "run", "--temp", "--name", experiment.name, *sets, *experiment.targets]
+    command = ["exp", "run", "--temp", "--name", experiment.name, *experiment.targets]
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
     place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
@@ -75,6 +75,7 @@ def run_experiment(
     remove_orphaned(place.parent)
     wait_until_unused(place, EXIT_SECONDS)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
+        set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
         environment = {FLOW_RUN: flow_run, **isolate_site_cache(folder)}
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)

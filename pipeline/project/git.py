@@ -1,14 +1,18 @@
 """Calls of git, and the check of what a repository has delivered. No other module of the pipeline starts git.
 
-The program is the ``git`` on the ``PATH``, which DVC finds too. ``.runs`` and ``.dvc/tmp`` have locks,
-journals and run stores, which only runs of their user may write: a repository that tracks one of them could
-replace params.yaml, publish results of its own, or have a file of the user written through a link.
+The program is the ``git`` on the ``PATH``, which DVC finds too. Each call is for the repository of its
+folder: the variables with which a hook of git names another one are dropped.
+
+``.runs`` and ``.dvc/tmp`` have locks, journals and run stores, which only runs of their user may write: a
+repository that tracks one of them could replace params.yaml, publish results of its own, or have a file of
+the user written through a link.
 """
 
 import os
+import re
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +33,28 @@ _SHARED_INDEX = b"link"
 """Name of the extension of an index whose entries are in another file."""
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
+_UNFOLLOWED_LINK = re.compile(r"(?:symlink|dangling|loop|notdir) (\d+)")
+"""Matches the header for a link that leads out of the commit, or to nothing; its target follows."""
 DVC_FOLDER = Path(".dvc")
+VARIABLES_OF_A_REPOSITORY = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""What ``git rev-parse --local-env-vars`` lists, without `SETTINGS_OF_A_CALL`."""
+SETTINGS_OF_A_CALL = ("GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS")
+"""Variables with settings such as safe.directory, which git itself passes on to its calls for a submodule."""
 MAX_LISTED_FILES = 3
 
 
@@ -113,11 +138,12 @@ def find_head(root: Path) -> str:
 def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
     """Return the object of each of *names* in the repository *folder*; None for a missing object.
 
-    A name is a SHA, or ``SHA:path`` for a file. One process reads all objects: starting one for each, or a
-    reader of scmrepo, takes most of the time of a long comparison. Raises `StageError` if git fails.
+    A name is a SHA, or ``SHA:path`` for a file, also through a link to one in the same commit. One process
+    reads all objects: starting one for each, or a reader of scmrepo, takes most of the time of a long
+    comparison. Raises `StageError` if git fails.
     """
     requested = "".join(f"{name}\n" for name in names)
-    done = _run(folder, ["cat-file", "--batch"], input=requested.encode())
+    done = _run(folder, ["cat-file", "--batch", "--follow-symlinks"], input=requested.encode())
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip()
         raise StageError(f"git cannot read {folder}: {reason}. Run `git fsck` in that folder")
@@ -132,10 +158,16 @@ def commit_time(commit: GitObject) -> datetime:
     return datetime.fromtimestamp(int(seconds), datetime.strptime(zone, "%z").tzinfo)
 
 
+def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return *environment* without the variables with which a hook of git names its repository and index."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}
+
+
 def _run(folder: Path, arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
     command = ["git", "-C", str(folder), *arguments]
+    environment = without_repository(os.environ)
     try:
-        return subprocess.run(command, capture_output=True, check=False, **options)  # noqa: S603  no shell
+        return subprocess.run(command, env=environment, capture_output=True, check=False, **options)  # noqa: S603  no shell
     except OSError as error:
         raise StageError(f"git cannot be started ({error.strerror}). Install git") from error
 
@@ -152,6 +184,10 @@ def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
         start = end + 1
         if header.endswith((" missing", " ambiguous")):
             objects.append(None)
+            continue
+        if (unfollowed := _UNFOLLOWED_LINK.fullmatch(header)) is not None:
+            objects.append(None)
+            start += int(unfollowed[1]) + 1
             continue
         sha, kind, size = header.split()
         if sha not in by_sha:

@@ -7,7 +7,7 @@ The overrides of a deployment, which anyone who reaches Prefect's API can send, 
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +27,17 @@ from stages.contracts.errors import ParamsError
 
 NO_KEY = "Could not override"
 """Beginning of the message about a key that the file does not have."""
+INTERPOLATION = "${"
+"""Beginning of a reference to another key, which DVC would resolve in all keys, also in those not set."""
+STAND_IN = "__interpolation__{"
+"""The text in place of `INTERPOLATION` while DVC sets overrides."""
+CRLF = "\r\n"
 MAX_PASSES = 2
 """The second pass restores the values that other keys inherit from one that the first pass has set."""
 
 _ABSENT = object()
 """The value under a key that one of two mappings lacks."""
 
-Edit = Callable[[dict[str, Any]], None]
 ALLOW_CODE = "LEARNER_ALLOW_CODE"
 """Environment variable that allows any override; ``learner serve --allow-code`` sets it."""
 LOADER_KEY = "load_data.source.kind"
@@ -44,26 +48,61 @@ _REFERENCE_SIGNS = re.compile(r"[/\\:~]")
 """Matches a sign that import paths, paths of files or addresses have, and other texts do not need."""
 
 
-def override_params(overrides: Sequence[str], edit: Edit | None = None) -> str:
-    """Return the text of params.yaml after *edit* and with *overrides*, in the syntax of DVC's -S.
+def override_params(
+    overrides: Sequence[str], content: Mapping[str, Any] | None = None, source: str = f"{PARAMS} (unchanged)"
+) -> str:
+    """Return the text of params.yaml with *overrides*, in the syntax of DVC's -S.
 
-    Nothing is written. Raises `ParamsError` if the params would not be valid.
+    *content*, read from *source*, are the params before the overrides; by default those of the file. The
+    comments, the formatting and the line ends are those of the file. Nothing is written. Raises `ParamsError`
+    if the params would not be valid.
     """
     with TemporaryDirectory() as folder:
         draft = Path(folder) / PARAMS.name
-        content = read_yaml(PARAMS)
-        if edit:
-            edit(content)
-        _write_draft(draft, content, overrides)
+        _write_draft(draft, read_yaml(PARAMS) if content is None else content, overrides)
         try:
             check_draft(draft, read_definition())
         except ParamsError as error:
-            raise ParamsError(str(error).replace(str(draft), f"{PARAMS} (unchanged)")) from error
-        return _merge_into_text(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))
+            raise ParamsError(str(error).replace(str(draft), source)) from error
+        text, line_end = _read_lines(PARAMS)
+        return _merge_into_text(text, read_yaml(draft)).replace("\n", line_end)
+
+
+def set_params(overrides: Sequence[str], folder: Path) -> None:
+    """Set *overrides*, some as ``FILE:KEY=VALUE``, in the files of the project's copy in *folder*.
+
+    Raises as `apply` does, and `ParamsError` for a link out of the copy, through which DVC would write.
+    """
+    for name, file_overrides in to_path_overrides(overrides).items():
+        draft = folder / name
+        if not draft.resolve().is_relative_to(folder.resolve()):
+            raise ParamsError(
+                f"{name}, which -S changes, is outside of the folder of the project. An experiment needs a "
+                "copy of its own: put the file into the project"
+            )
+        apply(file_overrides, draft)
 
 
 def apply(overrides: Sequence[str], draft: Path) -> None:
-    """Set *overrides*, in the syntax of DVC's -S, in the file *draft*. Raises `ParamsError` if DVC cannot."""
+    """Set *overrides*, in the syntax of DVC's -S, in the file *draft*, which keeps its line ends.
+
+    An interpolation in an override is resolved; those in the file stay. Raises `ParamsError` if DVC cannot.
+    """
+    text, line_end = _read_lines(draft)
+    draft.write_text(text.replace(INTERPOLATION, STAND_IN), encoding="utf-8")
+    _apply(overrides, draft)
+    edited = draft.read_text(encoding="utf-8").replace(STAND_IN, INTERPOLATION)
+    draft.write_text(edited, encoding="utf-8", newline=line_end)
+    _check_readable(draft, overrides)
+
+
+def _read_lines(path: Path) -> tuple[str, str]:
+    """Return the text of *path* with line feeds, and the line end of the file."""
+    text = path.read_bytes().decode("utf-8")
+    return text.replace(CRLF, "\n"), CRLF if CRLF in text else "\n"
+
+
+def _apply(overrides: Sequence[str], draft: Path) -> None:
     try:
         apply_overrides(draft, list(overrides))
     except Exception as error:  # DVC wraps some errors of Hydra and OmegaConf, which have no common class
@@ -72,7 +111,6 @@ def apply(overrides: Sequence[str], draft: Path) -> None:
         raise ParamsError(
             f"-S {' -S '.join(overrides)}: {' '.join(reason.split())}{hint if NO_KEY in reason else ''}"
         ) from error
-    _check_readable(draft, overrides)
 
 
 def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
@@ -95,7 +133,7 @@ def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:
         raise build_params_error(draft, mistakes)
 
 
-def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str]) -> None:
+def _write_draft(draft: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Write *content* with *overrides* to the file *draft*, without comments and formatting."""
     yaml = YAML()
     yaml.representer.ignore_aliases = lambda _: True  # otherwise DVC sets a value under each of its aliases

@@ -263,7 +263,10 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
         for name, overrides in point.overrides:
             text = base.text(name)
             if text is None:
-                raise ParamsError(f"git does not track {name}, which -S changes. Run `git add {name}`")
+                raise ParamsError(
+                    f"git does not track {name}, which -S changes, or it is a link out of the repository. "
+                    f"Put the file into the project and run `git add {name}`"
+                )
             draft = Path(folder) / Path(name).name
             draft.write_text(text, encoding="utf-8")
             apply(overrides, draft)

@@ -31,7 +31,6 @@ from dvc.repo import Repo, lock_repo
 from dvc.repo.experiments.executor.local import TempDirExecutor
 from dvc.stage import PipelineStage
 from dvc.stage.utils import _get_stage_files
-from dvc.utils.cli_parse import to_path_overrides
 
 import stages
 from pipeline.engine import dvc_patches
@@ -43,7 +42,7 @@ from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
 from pipeline.project.git import run_git
-from pipeline.project.params_edit import apply
+from pipeline.project.params_edit import set_params
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
 from stages.contracts.printing import print_error
 from stages.runs.layout import RUNS_FOLDER
@@ -218,8 +217,7 @@ def run_point(request: PointRequest) -> None:
     os.environ.update(isolate_site_cache(Path(request.folder)))
     with suppress(FileNotFoundError):
         Path(RUNS_FOLDER).unlink()  # the locks in it are those of one copy; the run stores are below the root
-    for path, overrides in to_path_overrides(request.overrides).items():
-        apply(overrides, Path(path))
+    set_params(request.overrides, Path())
     dvc_patches.apply()
     with defer_signals() as signals, _FirstPoint(Path(request.sweep_lock)) as first:
         call = StageCall(first.run_stage, signals, STAGE_COMMANDS, request.root)

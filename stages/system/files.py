@@ -128,6 +128,12 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
+def replace_content(path: Path, content: bytes) -> None:
+    """Write *content* atomically to *path*, or to the file that it links to, so that the link stays."""
+    with open_atomic(path.resolve()) as file:
+        file.write(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write *text* to *path* atomically, in UTF-8."""
     with open_atomic(path) as file:

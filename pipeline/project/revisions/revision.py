@@ -30,13 +30,13 @@ from pipeline.project.revisions.dvc_checks import (
     remove_if_damaged,
 )
 from pipeline.project.revisions.names import resolve
-from pipeline.project.yaml_files import read_yaml, stages_of
+from pipeline.project.yaml_files import parse_yaml, read_mapping, read_yaml, stages_of
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
 from stages.loggers.log_files import count_epochs, read_history
 from stages.runs.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
-from stages.runs.key import leaves
-from stages.system.files import open_atomic, write_text
+from stages.runs.key import format_value, leaves
+from stages.system.files import replace_content
 
 
 class Revision:
@@ -253,23 +253,39 @@ def restore_params_unless_accepted(before: bytes) -> Iterator[Attempt]:
         yield attempt
     except BaseException:
         if not attempt.is_accepted and PARAMS.read_bytes() == written:
-            with open_atomic(PARAMS) as file:
-                file.write(before)
+            replace_content(PARAMS, before)
         raise
 
 
-def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]) -> str:
-    """Set the checkpoint in params.yaml to *epoch* of the revision *name*, and return its full SHA.
+def set_checkpoint(
+    name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Set params.yaml to the params of the revision *name*, with its checkpoint of *epoch* and *overrides*.
 
-    *overrides* are other params, in the syntax of DVC's ``-S``. Raises `CheckpointError` if the epoch is
-    missing and `ParamsError` if the params would not be valid; then params.yaml does not change.
+    *overrides* have the syntax of DVC's ``-S``. Returns the full SHA, and a line for each other param that
+    has changed. Raises `CheckpointError` if the epoch is missing and `ParamsError` if the params would not be
+    valid; then params.yaml does not change.
     """
     rev = resolve(name)
-    Revision(rev).check(epoch)
+    revision = Revision(rev)
+    revision.check(epoch)
+    with TemporaryDirectory() as folder:
+        revision.copy(PARAMS, Path(folder) / PARAMS)
+        content = read_mapping(Path(folder) / PARAMS)
     checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
+    content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
+    text = override_params(overrides, content, f"{PARAMS} of {rev[:12]}")
+    changes = _list_changes(leaves(read_yaml(PARAMS)), leaves(parse_yaml(text, PARAMS)))
+    replace_content(PARAMS, text.encode())
+    return rev, changes
 
-    def add_checkpoint(content: dict[str, Any]) -> None:
-        content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
 
-    write_text(PARAMS, override_params(overrides, add_checkpoint))
-    return rev
+def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a line for each param that differs, except for those of the checkpoint."""
+    names = [name for name in {**after, **before} if not name.startswith("build_learner.checkpoint")]
+    values = {name: [_format(params, name) for params in (after, before)] for name in names}
+    return [f"{name} is {now}, and was {then}" for name, (now, then) in values.items() if now != then]
+
+
+def _format(params: Mapping[str, Any], name: str) -> str:
+    return format_value(params[name]) if name in params else "not set"

@@ -66,13 +66,40 @@ def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
     (kept,) = two_epochs.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
     before = (two_epochs.folder / "params.yaml").read_text()
 
-    for name, expected in {"kept": kept, "good": sha}.items():
-        done = two_epochs.call("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
+    for name, expected, epochs in (("kept", kept, 8), ("good", sha, 9)):
+        done = two_epochs.call("resume", name, "--epoch", "1", "--no-run", "-S", f"fit.num_epochs={epochs}")
 
-        assert done.out == f"params.yaml: build_learner.checkpoint is epoch 1 of {expected}\n", done.text
+        assert done.out == (
+            f"params.yaml: build_learner.checkpoint is epoch 1 of {expected}\n"
+            f"params.yaml: fit.num_epochs is {epochs}, and was {2 if epochs == 8 else 8}\n"
+        ), done.text
     added = f"  checkpoint:\n    rev: {sha}\n    epoch: 1\n"
     edited = before.replace("build_learner:\n", f"build_learner:\n{added}").replace("epochs: 2", "epochs: 9")
     assert (two_epochs.folder / "params.yaml").read_text() == edited
+
+
+def test_resume_takes_the_params_of_the_run_and_prints_what_differs_from_the_workspace(two_epochs):
+    committed = (two_epochs.folder / "params.yaml").read_text()
+    two_epochs.edit("params.yaml", "batch_size: 32", "batch_size: 64  # larger")
+    two_epochs.edit("params.yaml", "keep: []", "keep: [notes.txt]")
+    two_epochs.edit("params.yaml", "  num_workers: 0\n", "")
+
+    done = two_epochs.call("resume", "HEAD", "--epoch", "1", "--no-run", "-S", "fit.seed=7").ok()
+
+    assert [line.removeprefix("params.yaml: ") for line in done.splitlines()[1:]] == [
+        "create_artifact_dir.keep is [], and was not set",
+        "fit.batch_size is 32, and was 64",
+        "fit.num_workers is 0, and was not set",
+        "fit.seed is 7, and was 42",
+        'create_artifact_dir.keep[0] is not set, and was "notes.txt"',
+    ]
+    values = YAML(typ="safe").load((two_epochs.folder / "params.yaml").read_text())
+    assert values["build_learner"].pop("checkpoint")["epoch"] == 1
+    expected = YAML(typ="safe").load(
+        committed.replace("num_workers: 0\n  seed: 42", "num_workers: 0\n  seed: 7")
+    )
+    assert values == expected
+    assert "# larger" in (two_epochs.folder / "params.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,17 @@ def test_missing_git_is_an_error(tmp_path, monkeypatch):
 
     with pytest.raises(StageError, match=r"git cannot be started .*Install git"):
         try_git(tmp_path, "status")
+
+
+def test_link_in_a_commit_is_the_file_that_it_leads_to(repository):
+    (repository / "project/base.yaml").write_text(PARAMS)
+    for name, target in {"linked": "base.yaml", "outside": "../../x.yaml", "broken": "missing.yaml"}.items():
+        (repository / f"project/{name}.yaml").symlink_to(target)
+    run_git(repository, "add", "-A")
+    tree = run_git(repository, "write-tree").strip()
+
+    names = [f"{tree}:./{name}.yaml" for name in ("outside", "linked", "broken", "base")]
+    outside, linked, broken, base = read_objects(repository / "project", names)
+
+    assert (outside, broken) == (None, None)
+    assert linked == base

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from pages import page
+from projects import Project
 from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import freeze
@@ -280,6 +282,20 @@ def test_params_that_dvc_cannot_write_back_are_rejected(project):
     assert "your code" not in rejected.text
 
 
+def test_params_may_be_a_link_within_the_project(project):
+    base, link = project.folder / "base.yaml", project.folder / "params.yaml"
+    link.rename(base)
+    for target, code, message in (("base.yaml", 0, ""), ("../base.yaml", 2, "or it is a link out of the")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        project.ok("git", "add", "-A")
+        shutil.copy(base, project.folder.parent)
+
+        planned = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
+
+        assert (planned.code, message in planned.err) == (code, True), planned.text
+
+
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
     some = project.call("sweep", "--dry-run", *grid)
@@ -377,3 +393,23 @@ def test_dvc_process_exits_if_its_parent_process_does_not_exist(project):
     orphan = project.run(*command, "exp", "run", "--temp", "--name", "orphan")
 
     assert orphan.code == -signal.SIGTERM
+
+
+@pytest.mark.long  # test_copy_made_in_a_git_hook_changes_neither_head_nor_index does it without a sweep
+def test_sweep_in_a_post_commit_hook_changes_neither_head_nor_index(project, tmp_path):
+    """In a worktree, git passes the paths of its repository and index to a hook."""
+    hook = project.folder / ".git/hooks/post-commit"
+    hook.write_text(f"#!/bin/sh\n{sys.executable} -m pipeline sweep -S fit.seed=1,2 > ../sweep.out 2>&1\n")
+    hook.chmod(0o755)
+    project.ok("git", "worktree", "add", "-q", "-b", "other", "../worktree")
+    worktree = Project(tmp_path / "worktree", project.environment["PREFECT_HOME"])
+    worktree.edit("README.md", "DVC", "D V C")
+
+    worktree.ok("git", "commit", "-qam", "Edit the page")
+
+    output = (tmp_path / "sweep.out").read_text()
+    assert re.search(r"^seed=2 ", output, re.MULTILINE), output
+    assert worktree.ok("git", "symbolic-ref", "HEAD") == "refs/heads/other\n"
+    assert not worktree.ok("git", "status", "--porcelain", "--untracked-files=no")
+    experiments = worktree.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps")
+    assert sorted(ref.rpartition("/")[2] for ref in experiments.split()) == ["seed=1", "seed=2"]

@@ -1,0 +1,84 @@
+"""Overrides in params.yaml change the keys that they set, and nothing else of the file."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.params_journal import edit_params
+from pipeline.engine.project_copy import parse_params
+from pipeline.project.params_edit import apply, override_params
+
+ROOT = Path(__file__).parents[3]
+PARAMS = Path("params.yaml")
+KEEP = """\
+  keep:
+    - notes-${missing}.txt
+    - "${oc.env:HOME}.txt"
+"""
+TEXT = (ROOT / "params.yaml").read_text().replace("  keep: []\n", KEEP)
+
+
+@pytest.fixture
+def params(tmp_path, monkeypatch):
+    """Return a params.yaml with interpolations, in the current folder, beside a dvc.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    PARAMS.write_text(TEXT)
+    (tmp_path / ".runs").mkdir()
+    return tmp_path / PARAMS
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json", "toml"])
+def test_override_keeps_interpolations_in_other_keys(params, suffix):
+    """In every file that DVC's -S can change, as in a copy of a sweep."""
+    draft = Path(f"other.{suffix}")
+    draft.write_text(
+        {"yaml": "a: ${x}\nb: 1\n", "json": '{"a": "${x}", "b": 1}'}.get(suffix, 'a = "${x}"\nb = 1\n')
+    )
+
+    apply(["b=7"], draft)
+
+    assert parse_params(draft.read_text(), draft.name) == {"a": "${x}", "b": 7}
+
+
+def test_value_of_an_override_is_interpolated(params):
+    assert override_params(["fit.num_epochs=${fit.seed}"]) == TEXT.replace("epochs: 20", "epochs: 42")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_override_keeps_every_other_byte(params, line_end):
+    content = TEXT.replace("\n", line_end).encode()
+    params.write_bytes(content)
+
+    with edit_params(override_params(["fit.num_epochs=7"])):
+        pass
+
+    assert params.read_bytes() == content.replace(b"epochs: 20", b"epochs: 7")
+
+
+def test_draft_of_an_override_keeps_its_line_ends(params):
+    params.write_bytes(TEXT.replace("\n", "\r\n").encode())
+
+    apply(["fit.num_epochs=7"], PARAMS)
+
+    lines = params.read_bytes().splitlines(keepends=True)
+    assert all(line.endswith(b"\r\n") for line in lines)
+    assert b"  num_epochs: 7\r\n" in lines
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_override_is_written_through_a_link(params, is_killed):
+    other = params.parent / "experiments/base.yaml"
+    other.parent.mkdir()
+    params.rename(other)
+    params.symlink_to("experiments/base.yaml")
+
+    with (
+        pytest.raises(KeyboardInterrupt) if is_killed else edit_params(override_params(["fit.num_epochs=7"]))
+    ):
+        if is_killed:
+            with edit_params(override_params(["fit.num_epochs=7"])):
+                raise KeyboardInterrupt
+
+    assert params.readlink() == Path("experiments/base.yaml")
+    assert other.read_text() == (TEXT if is_killed else TEXT.replace("epochs: 20", "epochs: 7"))
