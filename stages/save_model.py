@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stages import learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
 from stages.learner.test_results import write_test_results
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
@@ -41,6 +42,8 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]
     for name, file in zip(config.exports, files, strict=True):
         _export(name, chosen, file)
+    if config.note:
+        print_line(config.note)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
     write_test_results(resolved, recorder, paths)

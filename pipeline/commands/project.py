@@ -52,6 +52,8 @@ def check(
     if missing:
         raise typer.Exit(1)
     print_text("params.yaml is valid")
+    if params.save_model.note:
+        print_text(params.save_model.note)
 
 
 def versions() -> None:

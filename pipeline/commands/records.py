@@ -17,10 +17,12 @@ from pipeline.commands.options import AsJson, flag, print_json, report_unwritabl
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.contracts.text import join_names
+from stages.records.record_tree import Layout
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
     from rich.tree import Tree as TreeView
+    from torch.nn import Module
 
     from stages.records.formats import Format
     from stages.records.record_tree import Record, Tree
@@ -31,6 +33,7 @@ app = typer.Typer(
     help="Show, verify, convert and compare files of tensors in Burn's formats and safetensors.",
     no_args_is_help=True,
 )
+NAMES: dict[Layout, str] = {"burn": "Burn", "torch": "PyTorch"}
 NO_NAMES_NOTE = (
     "\nThe format stores no names, so the tensors cannot be listed. Take the names from a directory with\n"
     "learner.json: run `learner records convert FILE OUT.mpk --learner DIRECTORY`, then show OUT.mpk"
@@ -124,32 +127,43 @@ def convert(
         PrecisionName | None,
         typer.Option(help="The precision of floats and integers.", show_default="unchanged"),
     ] = None,
+    layout: Annotated[
+        Layout | None,
+        typer.Option(
+            help="Whose names and axes a .safetensors file OUT has: torch transposes each Linear of Burn.",
+            show_default="that of IN, if no axes can differ",
+        ),
+    ] = None,
     learner: Annotated[
         Path | None,
         typer.Option(
-            help="A directory with learner.json, for the names that a .bin file lacks.", show_default="none"
+            help="A directory with learner.json: the model of a .bin file, or of which the layout changes.",
+            show_default="none",
         ),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace OUT if it exists.")] = False,
     limit: Limit = None,
 ) -> None:
-    """Convert a record to another format or precision.
+    """Convert a record to another format, precision or layout.
 
-    Example: learner records convert artifacts/model.mpk.gz model.safetensors
+    Example: learner records convert artifacts/model.mpk.gz model.safetensors --layout burn
     """
-    from stages.records.formats import find_format, read, write
+    from stages.records.formats import find_format, layout_of, read, write
     from stages.records.precision import PRECISIONS
-    from stages.records.tools.conversion import add_types, convert_record, find_lossy_tensors
+    from stages.records.tools.conversion import add_types, choose_layout, convert_record, find_lossy_tensors
 
     before = find_format(source)
     after = _format_by_name(recorder) if recorder else find_format(target)
     _check_target(source, target, force=force)
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
+    found, result_layout = layout_of(record, before), choose_layout(record, before, after, layout)
+    if result_layout and found != result_layout:
+        record = _translate(record, source, found, result_layout, learner)
     chosen = PRECISIONS[precision] if precision else None
     if lost := find_lossy_tensors(record, chosen):
         print_error(f"warning: {precision} precision loses bits of {join_names(lost, 1)}")
-    result = convert_record(record, after, chosen)
+    result = convert_record(record, after, chosen, result_layout)
     if before.has_names and not after.has_names:
         result = replace(result, item=add_types(result.item, example))
     with report_unwritable(target):
@@ -176,15 +190,21 @@ def diff(
 
     Example: learner records diff artifacts/model.mpk.gz model.safetensors
     """
-    from stages.records.formats import find_format, read
+    from stages.records.formats import find_format, layout_of, read
     from stages.records.tools.diff import find_differences
 
     forms = [find_format(path) for path in (first, second)]
     example = _example(learner, *forms)
-    items = [
-        read(path, form, like=None if form.has_names else example, limit=limit).item
+    records = [
+        read(path, form, like=None if form.has_names else example, limit=limit)
         for path, form in zip((first, second), forms, strict=True)
     ]
+    if {"burn", "torch"} == {layout_of(record, form) for record, form in zip(records, forms, strict=True)}:
+        raise RecordError(
+            f"{first} and {second} have the axes of different frameworks. Convert one of them: learner "
+            "records convert IN OUT.safetensors --layout torch --learner DIRECTORY"
+        )
+    items = [record.item for record in records]
     differences = list(find_differences(*items, tolerance=tolerance, ids=ids))
     if as_json:
         rows = [difference_row(one) for one in differences]
@@ -195,15 +215,43 @@ def diff(
         raise typer.Exit(1)
 
 
+def _translate(
+    record: "Record", source: Path, before: Layout | None, after: Layout, learner: Path | None
+) -> "Record":
+    """Return *record*, read from *source* in the layout *before*, in the layout *after*.
+
+    The model in the directory *learner* has the names and axes of both. Raises `RecordError` if it is None.
+    """
+    from stages.records import load_into, record_of
+    from stages.records.record_tree import Record, strip_type_hints
+    from stages.records.recorder import state_record
+
+    if learner is None:
+        stated = f"has those of {NAMES[before]}" if before else "does not state whose it has"
+        raise RecordError(
+            f"OUT would have the names and axes of {NAMES[after]}, and {source} {stated}. Set --learner to a "
+            "directory with the learner.json of the model, which has both"
+        )
+    model = _build_model(learner)
+    state = load_into(model, record.item, source=str(source), layout=before).state
+    return state_record(state) if after == "torch" else Record(strip_type_hints(record_of(model, state)))
+
+
 def example_of(directory: Path) -> "Tree":
     """Return the record of the learner in *directory*, as an example of a file without names."""
-    from stages.learner import LearnerSpec
     from stages.records import from_plain, record_of, to_plain
+
+    return from_plain(to_plain(record_of(_build_model(directory))), str(directory))
+
+
+def _build_model(directory: Path) -> "Module":
+    """Return the model of the learner in *directory*."""
+    from stages.learner import LearnerSpec
 
     spec = LearnerSpec.read(directory)
     spec.check_code()
-    model, _, _ = spec.build(seed=0)
-    return from_plain(to_plain(record_of(model)), str(directory))
+    model: Module = spec.build(seed=0)[0]
+    return model
 
 
 def _example(learner: Path | None, *forms: "Format") -> "Tree":

@@ -133,6 +133,7 @@ def _report(message: str, code: int) -> int:
 def print_full_traceback(error: BaseException) -> None:
     """Print the full traceback of *error* to standard error if `TRACEBACK_VARIABLE` is set."""
     if os.environ.get(TRACEBACK_VARIABLE):
+        error.__suppress_context__ = False  # also the exception that a message has replaced
         print_traceback(error)
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from stages.contracts.config import Use
-from stages.contracts.errors import PluginError, closest
+from stages.contracts.errors import BuilderError, PluginError, closest
 from stages.contracts.user_code import explain, user_frames
 
 
@@ -30,6 +30,23 @@ class OptionalAttributes:
         """Return those of *owner*."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: getattr(owner, name) for name in names if hasattr(owner, name)})
+
+
+def check_object(value: Any, part: str, example: str, *needs: str) -> None:
+    """Raise `BuilderError` unless *value*, passed as *part*, is an object with one of the attributes *needs*.
+
+    *example* is an expression for such an object.
+    """
+    if isinstance(value, type) or inspect.isroutine(value):
+        kind = "class" if isinstance(value, type) else "function"
+        problem, example = f"the {kind} {value.__name__}", f"{value.__name__}(…)"
+    elif isinstance(value, str):
+        problem = f"the text {value!r}"
+    elif not any(hasattr(value, name) for name in needs):
+        problem = f"the type {type(value).__name__}"
+    else:
+        return
+    raise BuilderError(f"the {part} must be an object such as {example}; found {problem}")
 
 
 _OWN_PACKAGES = ("pipeline", "stages")

@@ -52,14 +52,16 @@ class Frame:
 
 
 def explain(error: BaseException) -> str:
-    """Return the message of *error*, the user's frames, and the causes of *error*.
+    """Return the message of *error*, the user's frames, its notes, and the causes of *error*.
 
     The text is bounded, and its first line is ``Type: message``.
     """
     lines: list[str] = []
     for number, cause in enumerate(_chain(error)):
         head = [f"caused by {summary(cause)}" if number else summary(cause)]
-        lines += [*head, *(f"  {line}" for line in _format_frames(_frames(cause)))]
+        notes = _limit_lines("\n".join(map(str, getattr(cause, "__notes__", ())))).splitlines()
+        details = [*_format_frames(_frames(cause)), *map(str.strip, notes)]
+        lines += [*head, *(f"  {line}" for line in details)]
     return "\n".join(lines)
 
 

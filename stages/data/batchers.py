@@ -181,9 +181,7 @@ def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:
     Raises `BuilderError` if it is neither.
     """
     if isinstance(batcher, type):
-        raise BuilderError(
-            f"the batcher must be an instance; found the class {batcher.__name__}. Pass an instance of it"
-        )
+        plugins.check_object(batcher, "batcher", "")
     if callable(getattr(batcher, "batch", None)):
         return batcher  # type: ignore[return-value]  # checked above
     if callable(batcher):

@@ -14,6 +14,7 @@ from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import Interrupter, MetricLogger, Renderers
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split, check_file_names
+from stages.contracts.plugins import check_object
 from stages.devices.compilation import (
     Compiler,
     apply_gradient_checkpointing,
@@ -100,6 +101,7 @@ def assemble(
     if options.compile is not None:
         compilers.setdefault("", options.compile.compiler())
     _check(options, model)
+    check_object(optimizer, "optimizer", "Adam()", "param_groups", "kind", "groups")
     if isinstance(optimizer, GroupedOptimizer):
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)

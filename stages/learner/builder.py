@@ -14,6 +14,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
+from stages.contracts.plugins import check_object
 from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name
@@ -38,6 +39,17 @@ from stages.runs.early_stopping import EarlyStopping
 log = logging.getLogger(__name__)
 
 AnyMetric = Metric | StepMetric | PassMetric
+OBJECTS = {
+    "recorder": ("DefaultRecorder()", "record"),
+    "renderer": ("PlainRenderer()", "step"),
+    "retention": ("KeepLast(2)", "keep"),
+    "early_stopping": ("MetricEarlyStopping(…)", "reason"),
+    "averaging": ("Ema(…)", "kind"),
+    "clipping": ("ClipByNorm(…)", "kind"),
+    "non_finite": ("NonFinite(…)", "kind"),
+    "interrupter": ("Interrupter()", "stop"),
+}
+"""The options that are objects: an example, and the attribute that each of them has."""
 
 
 class LearnerBuilder:
@@ -251,12 +263,13 @@ class LearnerBuilder:
 
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
         """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: no checkpoints."""
+        self._set(recorder=recorder)
         if recorder.precision is HalfPrecision:
             log.warning(
                 "checkpoints in half precision: a resumed run will not equal an uninterrupted one. Use a "
                 "recorder of full precision to resume exactly"
             )
-        return self._set(recorder=recorder)
+        return self
 
     def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
         """Write checkpoints within an epoch too, and keep the newest of them. Default: none.
@@ -362,6 +375,9 @@ class LearnerBuilder:
         return Learner(assemble(self._options, model, optimizer, lr))
 
     def _set(self, **options: Any) -> Self:
+        for option in OBJECTS.keys() & options.keys():
+            if options[option] is not None:
+                check_object(options[option], option.replace("_", " "), *OBJECTS[option])
         self._options = replace(self._options, **options)
         return self
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
-from stages.contracts.plugins import OptionalAttributes
+from stages.contracts.plugins import OptionalAttributes, check_object
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
@@ -33,11 +33,14 @@ ITEM = (
     "return an item that has loss and size, such as ClassificationOutput(loss, logits, targets), or a "
     "dataclass of your own with a property size, the number of samples in the batch"
 )
+LOADER = "DataLoader(dataset, batch_size=32)"
 SPARSE = "Create the layer with sparse=False, or use adagrad without weight decay"
 
 
 def check_model(model: Any) -> None:
-    """Raise `BuilderError` if *model* lacks ``train_step`` or ``valid_step``."""
+    """Raise `BuilderError` if *model* is a class, or lacks ``train_step`` or ``valid_step``."""
+    if isinstance(model, type):
+        check_object(model, "model", "")
     missing = [name for name in ("train_step", "valid_step") if not callable(getattr(model, name, None))]
     if missing:
         raise BuilderError(
@@ -303,6 +306,10 @@ class StepChecks:
         except Exception as error:
             if not hasattr(type(item), "size"):
                 raise self._error(step, f"returned {_describe(item)} without a size: {ITEM}") from None
+            if getattr(getattr(item, "targets", None), "ndim", None) == 0:
+                raise self._error(
+                    step, f"received one sample, not a batch: pass a loader, such as {LOADER}"
+                ) from None
             raise self._error(
                 step, f"returned {_describe(item)}, whose size cannot be read: {error}. {ITEM}"
             ) from error

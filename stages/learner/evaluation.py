@@ -24,6 +24,7 @@ from stages.learner.checks import StepChecks, check_metric_inputs, check_model, 
 from stages.learner.learner import Learner
 from stages.learner.metering import Meter, RegisteredMetric
 from stages.learner.options import default_renderer, default_test_logger
+from stages.learner.step_errors import explain_step_errors
 from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
@@ -145,7 +146,7 @@ class Evaluator:
         )
         progress.latest = meter.latest
         try:
-            with apply_compute_settings(self.compute, self.device):
+            with explain_step_errors(self._model), apply_compute_settings(self.compute, self.device):
                 self._measure(loader, meter, progress)
             self.tests[tag] = meter.finish()
         finally:

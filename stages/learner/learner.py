@@ -15,6 +15,7 @@ from stages.learner.assembly import Components
 from stages.learner.batches import Loader
 from stages.learner.environment import write_machine
 from stages.learner.loop import Loop
+from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,10 @@ class Learner:
         the valid split. The default retention then keeps the last two checkpoints.
         If the weights are averaged, the model has those of the training; see `apply_average`.
 
-        Raises `BuilderError` if a loader has no batches or a metric cannot measure the output of a step,
-        `NonFiniteError` before a NaN or infinity reaches the weights, `StageError` if an accelerator fails or
-        its memory is exhausted, and `CheckpointError` if a checkpoint that belongs to the result could not be
-        written.
+        Raises `BuilderError` if a loader has no batches, if a metric cannot measure the output of a step, or
+        if a step raises an exception in code of a library; `NonFiniteError` before a NaN or infinity reaches
+        the weights, `StageError` if an accelerator fails or its memory is exhausted, and `CheckpointError` if
+        a checkpoint that belongs to the result could not be written.
         """
         self._check_between_epochs()
         checkpoints = self._components.checkpoints
@@ -90,7 +91,12 @@ class Learner:
             if is_main:
                 self._note_machine()
             loop = Loop(self._components)
-            with report_device_errors(self._device, loop.describe_position), self.compute_settings(), saves:
+            with (
+                explain_step_errors(self.model),
+                report_device_errors(self._device, loop.describe_position),
+                self.compute_settings(),
+                saves,
+            ):
                 model = loop.run(train, valid)
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()

@@ -10,10 +10,12 @@ from typing import Any, cast
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
+from stages.contracts.plugins import check_object
 from stages.distributed import ONE_RANK, RankGroup
 from stages.learner.steps.rank_values import add_rank_values, encode_value
 from stages.metrics import Mean, Metric, MetricOptions, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import HostTransfer, transfer_to_host
+from stages.metrics.registry import BUILT_IN
 from stages.metrics.state import load_state
 from stages.optim import Guard
 from stages.records import decode_state
@@ -43,6 +45,11 @@ class RegisteredMetric:
 
     metric: Metric | StepMetric | PassMetric
     numeric: bool
+
+    def __post_init__(self) -> None:
+        metric: Any = self.metric
+        name = metric if isinstance(metric, str) and metric in BUILT_IN else "accuracy"
+        check_object(metric, "metric", f"{BUILT_IN[name].partition(':')[2]}()", "name")
 
     @property
     def name(self) -> str:

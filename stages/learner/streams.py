@@ -9,7 +9,9 @@ from torch.utils.data import IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
+from stages.contracts.plugins import check_object
 from stages.learner.batches import Loader
+from stages.learner.checks import LOADER
 from stages.learner.resume.training_state import Stateful
 from stages.records import decode_state, encode_state
 
@@ -19,8 +21,9 @@ log = logging.getLogger(__name__)
 def count_batches(loader: Loader) -> int | None:
     """Return the number of batches of *loader*; None if it has no length.
 
-    Raises `BuilderError` if it is an iterator, which has batches for one pass only.
+    Raises `BuilderError` if it is an iterator, which has batches for one pass only, or a class or a dataset.
     """
+    check_object(loader, "loader", LOADER, "__iter__")
     if isinstance(loader, Iterator):
         raise BuilderError(
             f"a loader is an iterator, {type(loader).__name__}, which ends after one pass: pass an object "

@@ -14,7 +14,10 @@ class SaveModelConfig(Config):
     """The section ``save_model``."""
 
     recorder: RecorderConfig = RecorderConfig()
-    """Burn's format of the model: ``default`` keeps 32-bit floats, ``compact`` rounds them to 16 bits."""
+    """Burn's format of the model: ``default`` keeps 32-bit floats, ``compact`` rounds them to 16 bits.
+
+    A file of ``safetensors`` has Burn's names and axes; for PyTorch, set ``exports: [safetensors]``.
+    """
     exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
     """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
@@ -29,6 +32,16 @@ class SaveModelConfig(Config):
     def best_rule(self) -> BestConfig:
         """The metric of the best epoch."""
         return self.best or BestConfig()
+
+    @property
+    def note(self) -> str | None:
+        """A remark on the files that the section asks for, if PyTorch cannot load the model."""
+        if self.recorder.kind != "safetensors" or "safetensors" in self.exports:
+            return None
+        return (
+            "note: save_model.recorder: safetensors writes Burn's names and axes, so PyTorch would load each "
+            "Linear transposed. For PyTorch, set save_model.exports: [safetensors]"
+        )
 
     def check_suffix(self, model: Path) -> None:
         """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""

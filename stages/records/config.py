@@ -49,7 +49,7 @@ class RecorderConfig(Config):
     * ``bin_gz`` and ``bin``: bincode, gzipped or uncompressed
     * ``json_gz`` and ``pretty_json``: JSON, gzipped or indented
     * ``burnpack``: Burn's own tensor format
-    * ``safetensors``: the format of the safetensors package
+    * ``safetensors``: the format of the safetensors package, with Burn's names and axes
     """
     precision: Precisions | None = None
     """Precision of floats and integers in the file: 32 (``full``), 16 (``half``) or 64 bits (``double``).

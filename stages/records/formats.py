@@ -22,7 +22,7 @@ from stages.records.byte_readers import ByteReader, PlainReader, rechunk
 from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.limits import Limits, ValueCounts
 from stages.records.named_records import pack_record, unpack_record
-from stages.records.record_tree import Metadata, Record, Tree
+from stages.records.record_tree import Layout, Metadata, Record, Tree
 from stages.system.files import open_atomic
 
 Pieces = Iterator[bytes | memoryview]
@@ -129,6 +129,16 @@ def find_format(path: Path) -> Format:
     raise RecordError(
         f"{path}: unknown suffix; use one of {', '.join(form.suffix for form in FORMATS.values())}"
     )
+
+
+def is_safetensors(form: Format) -> bool:
+    """Return whether files in *form* may have PyTorch's names and axes."""
+    return form.name == "safetensors"
+
+
+def layout_of(record: Record, form: Format) -> Layout | None:
+    """Return the layout of *record*, which was read in *form*; None if its file does not state it."""
+    return record.layout if is_safetensors(form) else "burn"
 
 
 def write(

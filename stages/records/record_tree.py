@@ -11,7 +11,7 @@ case of an enum, and `Signed` is an integer with a sign. Element types have Burn
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
 NUMPY = {
@@ -42,6 +42,10 @@ MAX_ELEMENTS = 1 << 63
 """Bound on the number of elements of a tensor; the number must be smaller."""
 
 
+Layout = Literal["burn", "torch"]
+"""The framework whose names and axes a tree has: Burn's Linear has [in, out], PyTorch's [out, in]."""
+TORCH_FORMAT = "pt"
+"""The text ``format`` in the metadata of safetensors files of PyTorch."""
 Tree = Any
 """A node as described in the module's docstring, nested."""
 
@@ -81,6 +85,18 @@ class RawTensor:
 
 class Map(dict[str, Tree]):
     """A map with any number of keys; a plain dict is a struct."""
+
+
+class OfTorch:
+    """A mixin of trees of bare tensors whose file states that they have PyTorch's names and axes."""
+
+
+class TorchMap(OfTorch, dict[str, Tree]):
+    """Tensors of PyTorch by name."""
+
+
+class TorchList(OfTorch, list[Tree]):
+    """Tensors of PyTorch by number, as of an `nn.Sequential`."""
 
 
 class Signed(int):
@@ -126,6 +142,13 @@ class Record:
     """None if the format has none (burnpack, safetensors of another origin)."""
     extra: dict[str, str] | None = None
     """Additional texts of the format (the metadata map of burnpack and safetensors)."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout that a safetensors file states; None if it states none."""
+        if self.metadata is not None:
+            return "burn"
+        return "torch" if (self.extra or {}).get("format") == TORCH_FORMAT else None
 
 
 def strip_type_hints(node: Tree) -> Tree:

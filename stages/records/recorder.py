@@ -18,7 +18,18 @@ from stages.records.dotted_names import flatten, unflatten
 from stages.records.formats import FORMATS, Format
 from stages.records.named_records import build_metadata
 from stages.records.precision import PRECISIONS, FullPrecision, HalfPrecision, Precision
-from stages.records.record_tree import RawTensor, Record, Tree, convert_tensors, map_leaves
+from stages.records.record_tree import (
+    TORCH_FORMAT,
+    Layout,
+    OfTorch,
+    RawTensor,
+    Record,
+    TorchList,
+    TorchMap,
+    Tree,
+    convert_tensors,
+    map_leaves,
+)
 from stages.records.safetensors_format import is_index, read_index
 from stages.records.tensors import from_raw, to_raw
 from stages.records.torch_files import is_torch_file, read_state_dict
@@ -87,7 +98,15 @@ class FileRecorder:
         return self.form.has_names
 
     def record(self, item: Tree, path: Path) -> Path:
-        """Write *item* atomically to *path* with the suffix added and return the file's path."""
+        """Write *item* atomically to *path* with the suffix added and return the file's path.
+
+        Raises `RecordError` if *item* was read from a file with PyTorch's names and axes.
+        """
+        if isinstance(item, OfTorch):
+            raise RecordError(
+                f"{path.name}: the tensors have PyTorch's names and axes, and a record has Burn's. Load them "
+                "into the model with load_into, and record record_of(model)"
+            )
         target = self.with_suffix(path)
         metadata = build_metadata(self.form.type_name, self.precision)
         formats.write(
@@ -106,7 +125,7 @@ class FileRecorder:
         Raises `RecordError` if the file is missing or is not a valid record.
         """
         limit = max(filter(None, (limit, self._limit)), default=None)
-        return to_torch_tree(formats.read(self.with_suffix(path), self.form, like=like, limit=limit).item)
+        return _item_of(formats.read(self.with_suffix(path), self.form, like=like, limit=limit), self.form)
 
     def with_suffix(self, path: Path) -> Path:
         """Return *path* with the suffix."""
@@ -218,12 +237,23 @@ def read_item(path: Path, like: Tree = None, *, limit: int | None = None, key: s
     item of a ``.safetensors.index.json`` file has the tensors of all its shards.
     """
     if is_torch_file(path):
-        return to_torch_tree(read_state_dict(path, key=key))
+        return _of_torch(to_torch_tree(read_state_dict(path, key=key)))
     if key is not None:
         raise RecordError(f"{path}: key is {key!r}, but only .pt and .pth files have entries. Remove key")
     if is_index(path):
-        return to_torch_tree(_read_shards(path, limit))
-    return to_torch_tree(formats.read(path, like=like, limit=limit).item)
+        return _of_torch(to_torch_tree(_read_shards(path, limit)))
+    form = formats.find_format(path)
+    return _item_of(formats.read(path, form, like=like, limit=limit), form)
+
+
+def _item_of(record: Record, form: Format) -> Tree:
+    """Return the item of *record* with torch tensors, marked if its file states PyTorch's names and axes."""
+    item = to_torch_tree(record.item)
+    return _of_torch(item) if formats.layout_of(record, form) == "torch" else item
+
+
+def _of_torch(item: Tree) -> Tree:
+    return TorchList(item) if isinstance(item, list) else TorchMap(item)
 
 
 def _read_shards(index: Path, limit: int | None) -> Tree:
@@ -239,8 +269,13 @@ def _read_shards(index: Path, limit: int | None) -> Tree:
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
     """Write *state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
+    formats.write(state_record(state), path, FORMATS["safetensors"])
+
+
+def state_record(state: Mapping[str, Tensor]) -> Record:
+    """Return the record of a safetensors file with *state* under its own names."""
     item = unflatten({name: to_raw(tensor) for name, tensor in state.items()}, "the state_dict")
-    formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
+    return Record(item, None, {"format": TORCH_FORMAT})
 
 
 def to_torch_tree(item: Tree) -> Tree:
@@ -292,7 +327,8 @@ def load_file(model: Model, path: str | Path, recorder: Recorder, *, limit: int 
     """
     target = _with_extension(Path(path), recorder.suffix)
     item = recorder.load(target, record_of(model), limit=limit)
-    load_into(model, item, source=str(target), layout="burn")
+    layout: Layout = "torch" if isinstance(item, OfTorch) else "burn"
+    load_into(model, item, source=str(target), layout=layout)
     return model
 
 

@@ -2,7 +2,8 @@
 
 The tree of a record is stored in the header's metadata as JSON (see `tree_json`) under `KEY`, with Burn's
 five metadata texts, so that it is restored exactly. Every other reader finds plain tensors with dotted names,
-and a file of another origin becomes the tree that its dotted names describe.
+and a file of another origin becomes the tree that its dotted names describe. The text ``format`` states whose
+names and axes the tensors have: ``burn`` for a record of Burn, ``pt`` for PyTorch.
 """
 
 import json
@@ -21,6 +22,7 @@ from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
 KEY = "burn"
 METADATA = "__metadata__"
+FORMAT, BURN = "format", "burn"
 MAX_HEADER = 100_000_000
 """Bytes of the header: the reference implementation's limit."""
 MAX_SKELETON = 250_000
@@ -147,6 +149,8 @@ def _restore_record(text: str, tensors: dict[str, RawTensor], extra: dict[str, s
         if not isinstance(metadata, dict) or list(metadata) != names:
             raise RecordError(f"{where} must have the texts {', '.join(names)}")
         metadata = Metadata(**_check_texts(metadata, where))
+        if extra.get(FORMAT) == BURN:
+            del extra[FORMAT]
     return Record(SkeletonDecoder(skeleton["item"], tensors, where=where).tree, metadata, extra or None)
 
 
@@ -202,7 +206,8 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     """Yield the bytes of *record* in pieces; `Record.extra` is stored in the file's metadata."""
     encoder = SkeletonEncoder(record.item)
     skeleton = _check_record(record, encoder)
-    header: dict[str, Json] = {METADATA: {KEY: skeleton, **(record.extra or {})}}
+    stated = {FORMAT: BURN} if record.metadata else {}
+    header: dict[str, Json] = {METADATA: {KEY: skeleton, **stated, **(record.extra or {})}}
     tensors = sorted(encoder.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
     position = 0
     for name, tensor in tensors:

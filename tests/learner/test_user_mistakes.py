@@ -323,7 +323,10 @@ def test_function_can_be_a_batcher(function, workers, tiny):
 
 @pytest.mark.parametrize(
     ("batcher", "message"),
-    [(NormalizeBatcher, "found the class NormalizeBatcher. Pass an instance"), (3, "found the type int")],
+    [
+        (NormalizeBatcher, r"such as NormalizeBatcher\(…\); found the class NormalizeBatcher"),
+        (3, "found the type int"),
+    ],
 )
 def test_invalid_batcher_is_rejected(batcher, message):
     with pytest.raises(BuilderError, match=message):

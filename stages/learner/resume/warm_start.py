@@ -35,10 +35,8 @@ from stages.records import (
     record_of,
     skeleton_of,
 )
-from stages.records.safetensors_format import is_index
-from stages.records.torch_files import is_torch_file
 from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_modules.state_dict import ALL_TENSORS, Layout
+from stages.records.torch_modules.state_dict import ALL_TENSORS
 from stages.runs import Checkpoint, FileCheckpointer
 from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text
@@ -292,10 +290,7 @@ def fit_record(
     state = _state(start)
     source = str(model_file)
     item = read_item(model_file, record_of(state.model), limit=options.limit, key=options.key)
-    layout: Layout | None = "torch" if is_torch_file(model_file) or is_index(model_file) else None
-    loaded = load_into(
-        state.model, item, strict=False, source=source, layout=layout, selection=options.selection
-    )
+    loaded = load_into(state.model, item, strict=False, source=source, selection=options.selection)
     report = LoadReport.of(state.model, loaded)
     if options.strict:
         _check_fits(loaded, source, start, SELECT_ADVICE)

@@ -1,15 +1,17 @@
 """Conversion of a record to another format or precision."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from stages.contracts.errors import RecordError
+from stages.contracts.errors import ParamsError, RecordError
 from stages.records.bincode_reader import parse_version
-from stages.records.formats import Format
+from stages.records.formats import Format, is_safetensors
 from stages.records.named_records import BURN_VERSION, build_metadata
 from stages.records.precision import DoublePrecision, HalfPrecision, OriginalPrecision, Precision
 from stages.records.record_tree import (
     FLOATS,
     ITEM_SIZES,
+    Layout,
     Map,
     Metadata,
     RawTensor,
@@ -22,20 +24,46 @@ from stages.records.record_tree import (
     iter_leaves,
 )
 
+MATRIX = 2
+"""The number of dimensions of a tensor whose axes may be in another order."""
 FIRST_BYTES_VERSION = (0, 14)
 """The first version of Burn that writes a tensor as bytes, shape and dtype."""
 
 
-def convert_record(record: Record, form: Format, precision: Precision | None = None) -> Record:
-    """Return *record* with the metadata of *form* and its tensors in *precision*.
+def convert_record(
+    record: Record, form: Format, precision: Precision | None = None, layout: Layout | None = "burn"
+) -> Record:
+    """Return *record*, which has *layout*, with the metadata of *form* and its tensors in *precision*.
 
     If *precision* is None, the tensors are unchanged, and the metadata states the previous precision, or that
     of the floats if the record has no metadata. The version of Burn is kept if it is 0.14 or later, which is
     when tensors got their present layout.
     """
     item = record.item if precision is None else convert_tensors(record.item, precision.convert)
+    if layout != "burn":
+        return Record(item, None, record.extra)
     metadata = build_metadata(form.type_name, precision or _settings(record))
     return Record(item, replace(metadata, version=_version(record.metadata)), record.extra)
+
+
+def choose_layout(record: Record, before: Format, after: Format, wanted: Layout | None) -> Layout | None:
+    """Return the layout in which *record*, read in the format *before*, is written in the format *after*.
+
+    Only a safetensors file can have PyTorch's. Raises `ParamsError` if *wanted* is PyTorch's for another
+    format, or if it is None and a matrix of Burn could be transposed in the eyes of a reader.
+    """
+    if not is_safetensors(after):
+        if wanted == "torch":
+            raise ParamsError(f"{after.suffix} files have Burn's axes. Leave --layout torch out")
+        return "burn"
+    if wanted or is_safetensors(before):
+        return wanted or record.layout
+    if matrix := next((name for name, tensor in _tensors(record) if len(tensor.shape) == MATRIX), None):
+        raise ParamsError(
+            f"{matrix} is a matrix, and Burn's Linear has the axes [in, out], PyTorch's [out, in]. Set "
+            "--layout burn to keep Burn's names and axes, or --layout torch and --learner to write PyTorch's"
+        )
+    return "burn"
 
 
 def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]:
@@ -43,11 +71,14 @@ def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]
     target = precision.float_dtype if precision else None
     if target is None:
         return []
-    return [
-        path.removesuffix(".param")
-        for path, leaf in iter_leaves(record.item)
-        if isinstance(leaf, RawTensor) and leaf.dtype in FLOATS and _loses(leaf.dtype, target)
-    ]
+    return [name for name, leaf in _tensors(record) if leaf.dtype in FLOATS and _loses(leaf.dtype, target)]
+
+
+def _tensors(record: Record) -> Iterator[tuple[str, RawTensor]]:
+    """Yield the name and the value of each tensor of *record*."""
+    for path, leaf in iter_leaves(record.item):
+        if isinstance(leaf, RawTensor):
+            yield path.removesuffix(".param"), leaf
 
 
 def add_types(node: Tree, like: Tree, path: str = "") -> Tree:

@@ -7,14 +7,23 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.contracts.text import join_names
 from stages.records.dotted_names import flatten, unflatten
-from stages.records.record_tree import FLOATS, RawTensor, Tree, fields_of, iter_leaves, strip_type_hints
+from stages.records.record_tree import (
+    FLOATS,
+    Layout,
+    OfTorch,
+    RawTensor,
+    Tree,
+    fields_of,
+    iter_leaves,
+    strip_type_hints,
+)
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
@@ -87,8 +96,6 @@ def _list_first(names: Iterable[str]) -> str:
     return join_names(map(repr, names), MAX_LISTED_SELECTED) or "none"
 
 
-Layout = Literal["burn", "torch"]
-"""The framework whose names and axes a tree has."""
 MAX_LISTED_NAMES = 20
 """The largest number of names that a message lists of each kind."""
 
@@ -139,7 +146,8 @@ def load_into(
         item: A Burn record, or a tree of bare tensors under PyTorch's names.
         strict: True: load everything or raise. False: load what fits.
         source: The name of the record in messages. Default: ``the record``.
-        layout: Whose names and axes *item* has. Default: infer it from names and shapes.
+        layout: Whose names and axes *item* has. Default: those that its file stated when `read_item` read
+            it; otherwise infer them from names and shapes.
         selection: The tensors to load and their new names; a parameter that it leaves out may be missing.
             Default: all tensors under their own names.
 
@@ -152,6 +160,7 @@ def load_into(
     """
     current = module.state_dict()
     tree = skeleton_of(module)
+    layout = layout or ("torch" if isinstance(item, OfTorch) else None)
     item, skipped = _select(to_raw_tree(item), selection, source)
     layout = layout or _layout(item, tree, current, source)
     read = _read(item, tree, source, current) if layout == "burn" else _read_names(item, tree, current)

@@ -91,7 +91,7 @@ def test_show_of_a_format_without_names_prints_metadata_and_advice(tmp_path):
 def test_file_converts_to_every_named_format_and_back(tmp_path, name):
     converted, back = tmp_path / f"a{FORMATS[name].suffix}", tmp_path / "back.mpk"
 
-    assert learner("convert", MPK, converted) == (0, "")
+    assert learner("convert", MPK, converted, "--layout", "burn") == (0, "")
     assert learner("convert", converted, back) == (0, "")
 
     assert learner("diff", MPK, converted)[0] == 0
@@ -105,7 +105,7 @@ def test_file_converts_to_every_named_format_and_back(tmp_path, name):
 def test_burnpack_converts_to_safetensors_and_back_without_loss(tmp_path):
     converted, back = tmp_path / "a.safetensors", tmp_path / "back.bpk"
 
-    learner("convert", BPK, converted)
+    learner("convert", BPK, converted, "--layout", "burn")
     learner("convert", converted, back)
 
     assert back.read_bytes() == BPK.read_bytes()

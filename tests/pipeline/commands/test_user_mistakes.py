@@ -350,6 +350,85 @@ def test_mistake_in_a_step_names_the_step_and_loses_no_progress(code, messages, 
     assert project.files() == before
 
 
+NET = "class Net(ClassificationStep, nn.Sequential):\n    def __init__(self):\n        super().__init__({})\n"
+OWN_STEP = (
+    "\n    def train_step(self, batch):\n        output = self.forward_classification(batch)\n"
+    "        return TrainOutput(self, backward(self, output.loss), output)\n"
+)
+CAST = "\n\ndef cast(items):\n    return items.inputs.to(torch.{}), items.targets.to(torch.{})\n"
+BATCH_MISTAKES = {
+    "wrong input size": (
+        "nn.Flatten(), nn.Linear(3, 10)",
+        ("float32", "int64"),
+        "the layer 1 has in_features=3, and its input (4, 4) has 4",
+    ),
+    "too few outputs": (
+        "nn.Linear(4, 2)",
+        ("float32", "int64"),
+        "the largest label is 2, and the model has 2 outputs",
+    ),
+    "dtype of the inputs": (
+        "nn.Linear(4, 10)",
+        ("float64", "int64"),
+        "the input of the layer 0 is float64, and it takes float32",
+    ),
+    "dtype of the labels": (
+        "nn.Linear(4, 10)",
+        ("float32", "int32"),
+        "the labels are int32, and the loss takes int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("own_step", ["", OWN_STEP], ids=["mixin", "own step"])
+@pytest.mark.parametrize(("layers", "dtypes", "message"), BATCH_MISTAKES.values(), ids=BATCH_MISTAKES)
+def test_batch_that_does_not_fit_the_model_is_explained(
+    layers, dtypes, message, own_step, project, monkeypatch, capfd
+):
+    project.write(
+        NET.format(layers) + own_step + CAST.format(*dtypes), model=MODEL, batcher="{kind: 'mine:cast'}"
+    )
+    run_stage("build-learner")
+    capfd.readouterr()
+
+    exit_code, printed = run_stage_command("fit", monkeypatch, capfd)
+
+    assert exit_code == 1
+    assert message in printed
+    assert f"batch: inputs (4, 4) {dtypes[0]}, targets (4,) {dtypes[1]} from " in printed
+    assert ("in train_step" in printed) is bool(own_step)
+    assert "site-packages" not in printed
+    assert len(printed.splitlines()) <= 8
+
+
+def test_full_traceback_has_the_exception_that_a_message_replaces(project, monkeypatch, capfd):
+    project.write(NET.format("nn.Linear(3, 10)"), model=MODEL)
+    run_stage("build-learner")
+    monkeypatch.setenv("LEARNER_TRACEBACK", "1")
+
+    _, printed = run_stage_command("fit", monkeypatch, capfd)
+
+    assert "torch/nn/modules/linear.py" in printed
+
+
+COMMANDS = {"run": lambda project: project.call("run"), "repro": lambda project: project.dvc("repro")}
+
+
+@pytest.mark.long  # in the stage: test_batch_that_does_not_fit_the_model_is_explained
+@pytest.mark.parametrize("run", COMMANDS.values(), ids=COMMANDS)
+def test_commands_print_no_internals_for_a_batch_that_does_not_fit(run, finished):
+    (finished.folder / "mine.py").write_text(MODULE_HEAD + NET.format("nn.Flatten(), nn.Linear(64, 2)"))
+    finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
+    finished.edit("params.yaml", "    dropout: 0.5\n", "")
+
+    failed = run(finished)
+
+    assert failed.code != 0
+    assert "the largest label is 9, and the model has 2 outputs" in failed.text
+    assert "Traceback" not in failed.text
+    assert len(failed.text.splitlines()) <= 16
+
+
 PART_MISTAKES = {
     "error in a source": (
         "load-data",
