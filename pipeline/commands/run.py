@@ -4,13 +4,13 @@ import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
 from stages.contracts.errors import ParamsError, StageError, UserCodeError
+from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error, print_line
 
 if TYPE_CHECKING:
@@ -291,8 +291,10 @@ def serve(
     from pipeline.flows import prefect_api
 
     for option, seconds in (("--interval", interval), ("--timeout", timeout)):
-        if seconds is not None and not isfinite(seconds):
-            raise ParamsError(f"{option} is {seconds}. Set it to a finite number of seconds")
+        if seconds is not None and not seconds <= MAX_SECONDS:
+            raise ParamsError(
+                f"{option} is {seconds:g}. Set it to a finite number of seconds, at most {MAX_SECONDS}"
+            )
     prefect_api.read_recording(prefect_api.Recording.REQUIRED)
     if prefect_api.is_configured():
         prefect_api.require_api()

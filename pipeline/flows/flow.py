@@ -11,31 +11,35 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Annotated, cast
 
 import httpx
 from prefect import State, flow, get_run_logger
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-from prefect.runtime import deployment
+from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
 from prefect.states import Failed
-from pydantic import PositiveFloat
+from pydantic import Field
 
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
-from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.artifacts import API_ERRORS, Artifacts
 from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
 from pipeline.flows.run_page import slug, write_artifacts
-from pipeline.flows.run_registry import register_this_run
+from pipeline.flows.run_registry import note_completion, register_this_run
 from pipeline.flows.server_outage import (
+    RETRIED_CODES,
     exit_if_unreachable,
     explain_api_errors,
     outage_message,
     outage_seconds,
     read_seconds,
+    wait_for_server,
 )
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
@@ -46,6 +50,7 @@ from pipeline.project.params_edit import check_overrides, override_params
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
+from stages.contracts.fields import MAX_SECONDS
 
 Report = Callable[[str, Outcome], None]
 
@@ -92,7 +97,7 @@ def learner(
     targets: list[str] = NO_ITEMS,
     downstream: bool = False,
     force: bool = False,
-    timeout_seconds: PositiveFloat | None = None,
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None,
 ) -> State[TimeoutError] | None:
     """Train: the five stages through DVC, in the workspace of the deployment or in a copy of it.
 
@@ -112,11 +117,13 @@ def learner(
     hide_expected_tracebacks()
     register_this_run()
     with ExitStack() as stack:
-        stack.callback(_plan_exit())
+        watch_server = _plan_exit()
+        stack.callback(watch_server)
         try:
             if _command_line.get() is None:
                 _prepare(request, experiment=experiment, push=push)
-            name = _name_experiment() if experiment else None
+            title = _read_title()
+            name = _name_experiment(title) if experiment else None
             if name:
                 results = _run_experiment(request, name)
             else:
@@ -127,7 +134,11 @@ def learner(
                             outcome = task(execute).result()  # not submitted: threads receive no signal
                         report(stage, outcome)
                     results = read_results() if request.trains else None
-            _publish(results, name, push=push)
+            note_completion()
+            stack.callback(_write_page, results, title)
+            stack.callback(watch_server)  # callbacks run in reverse: this one is called first
+            if push:
+                push_results(name, get_run_logger().info)
         except TimeoutError as error:
             if not has_passed(request.deadline):
                 raise
@@ -179,7 +190,7 @@ def run_from_command_line(report: Report) -> Iterator[None]:
     command_line = _CommandLine(report, outage_seconds(), threading.Event())
     token = _command_line.set(command_line)
     try:
-        with explain_api_errors():
+        with explain_api_errors(), temporary_settings({PREFECT_CLIENT_RETRY_EXTRA_CODES: RETRIED_CODES}):
             yield
     except httpx.TransportError as error:
         raise StageError(outage_message()) from error
@@ -211,13 +222,13 @@ def has_passed(deadline: float | None) -> bool:
 def _plan_exit() -> Callable[[], None]:
     """Return the function to call after the stages, which bounds the wait for an unreachable server.
 
-    It has no effect in a process that does other work than this run.
+    It has no effect when it is called again, or in a process that does other work than this run.
     """
     command_line = _command_line.get()
     if command_line:
-        return partial(exit_if_unreachable, command_line.has_returned, command_line.outage_seconds)
+        return cache(partial(exit_if_unreachable, command_line.has_returned, command_line.outage_seconds))
     if RUN_VARIABLE in os.environ:
-        return partial(exit_if_unreachable, threading.Event(), outage_seconds())
+        return cache(partial(exit_if_unreachable, threading.Event(), outage_seconds()))
     return lambda: None
 
 
@@ -270,22 +281,30 @@ def _run_experiment(request: _Request, name: str) -> Results | None:
     return read_results(name) if request.trains else None
 
 
-def _name_experiment() -> str:
+def _name_experiment(title: str) -> str:
     run = _this_run()
-    return f"{slug(_title())}-{slug(run.name)}-{str(run.id)[-6:]}"
+    return f"{slug(title)}-{slug(run.name)}-{str(run.id)[-6:]}"
 
 
-def _publish(results: Results | None, experiment: str | None, *, push: bool) -> None:
-    """Write the artifacts of the run, and push its outputs if *push*."""
+def _write_page(results: Results | None, title: str) -> None:
+    """Write the artifacts of the run, as soon as the server responds."""
+    logger = get_run_logger()
+    wait_for_server(outage_seconds(), logger.warning)
     if results:
-        write_artifacts(results, _this_run(), Artifacts.of_this_run(get_run_logger()), _title())
-    if push:
-        push_results(experiment, get_run_logger().info)
+        write_artifacts(results, _this_run(), Artifacts.of_this_run(logger), title)
 
 
-def _title() -> str:
-    """Return the name of the deployment, or that of the project's folder."""
-    return str(deployment.name or Path.cwd().name)
+def _read_title() -> str:
+    """Return the name of the deployment, or that of the project's folder.
+
+    Only the name of a deployment is read from the server, so it is read before the stages run.
+    """
+    context = FlowRunContext.get()
+    deployment = _this_run().deployment_id
+    if context and deployment:
+        with suppress(*API_ERRORS):
+            return cast(SyncPrefectClient, context.client).read_deployment(deployment).name
+    return Path.cwd().name
 
 
 def _this_run() -> FlowRun:

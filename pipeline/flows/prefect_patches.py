@@ -8,13 +8,16 @@
 * The commit of a cancellation. Prefect's runner announces it before it sends SIGTERM, and the run accepts it
   only if Prefect's own handler of SIGTERM is installed. A stage installs a handler that defers the signal.
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
-* The poll of the runner. Prefect's runner gives up after some minutes without a server, and ends the runs in
-  progress. With the replacement a failed poll is skipped.
+* The loops of the runner. Prefect's runner exits after three failed polls, and ends the runs in progress, and
+  the observer of cancellations stops. With the replacement a loop continues until the server responds.
+* The events of the observer. It stops when the server closes the connection, as at a restart. With the
+  replacement it connects again, and asks for the cancellations that it has missed.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained.
 """
 
+import asyncio
 import functools
 import signal
 from collections.abc import Callable, Coroutine
@@ -24,9 +27,10 @@ from uuid import UUID
 
 import httpx
 import prefect.flow_engine
-from prefect._internal import control_listener
+from prefect._internal import control_listener, observers
 from prefect._internal.concurrency.services import _QueueServiceBase
-from prefect.runner._scheduled_run_poller import ScheduledRunPoller
+from prefect.logging import get_logger
+from prefect.runner import _scheduled_run_poller
 
 from pipeline.engine.signals import DeferredSignals
 from stages.system.patches import Patch, check_patches
@@ -34,7 +38,8 @@ from stages.system.patches import Patch, check_patches
 SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"
 COMMIT = "commit_control_intent_and_ack"
-POLL = "_get_and_submit_flow_runs"
+LOOP = "critical_service_loop"
+CONSUME = "_consume_events"
 DRAIN = "drain"
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -49,10 +54,20 @@ PATCHES: tuple[Patch, ...] = (
         "(commit_intent, clear_intent, send_ack, trigger_cancel=None)",
         SUPPORTED,
     ),
+    *(
+        Patch(
+            f"{module}:{LOOP}",
+            "Prefect's runner exits, or receives no cancellation any more, after three failed polls",
+            "(workload, interval, memory=10, consecutive=3, backoff=1, printer=<built-in function print>, "
+            "run_once=False, jitter_range=None)",
+            SUPPORTED,
+        )
+        for module in ("prefect.runner._scheduled_run_poller", "prefect._internal.observers")
+    ),
     Patch(
-        f"prefect.runner._scheduled_run_poller:ScheduledRunPoller.{POLL}",
-        "Prefect's runner exits, and ends its runs, if the server does not respond for some minutes",
-        "(self, task_group=None)",
+        f"prefect._internal.observers:FlowRunCancellingObserver.{CONSUME}",
+        "Prefect's runner receives no cancellation after the server has closed the connection",
+        "(self)",
         SUPPORTED,
     ),
     Patch(
@@ -74,7 +89,9 @@ def apply() -> None:
     replacements: tuple[tuple[object, str, Callable[[Any], Any]], ...] = (
         (prefect.flow_engine, LEASE_KEEPER, _continue_without_lease),
         (control_listener, COMMIT, _commit_while_deferred),
-        (ScheduledRunPoller, POLL, _skip_failed_poll),
+        (_scheduled_run_poller, LOOP, _outlive_outages),
+        (observers, LOOP, _outlive_outages),
+        (observers.FlowRunCancellingObserver, CONSUME, _connect_again),
         (_QueueServiceBase, DRAIN, _skip_reset_service),
     )
     for owner, name, replace in replacements:
@@ -113,15 +130,50 @@ def _commit_while_deferred(original: Callable[..., bool]) -> Callable[..., bool]
     return commit
 
 
-def _skip_failed_poll(
+def _outlive_outages(
     original: Callable[..., Coroutine[Any, Any, None]],
 ) -> Callable[..., Coroutine[Any, Any, None]]:
     @functools.wraps(original)
-    async def poll(poller: ScheduledRunPoller, *arguments: Any, **options: Any) -> None:
-        with suppress(httpx.TransportError):
-            await original(poller, *arguments, **options)
+    async def loop(workload: Callable[[], Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> None:
+        logger = get_logger("runner")
+        is_responding = True
 
-    return poll
+        async def work() -> None:
+            nonlocal is_responding
+            try:
+                await workload()
+            except (httpx.HTTPError, ValueError) as error:  # ValueError: the response is not that of Prefect
+                if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
+                    raise
+                if is_responding:
+                    logger.warning(
+                        "waiting for the Prefect server: %s", str(error).split("\n")[0] or repr(error)
+                    )
+                is_responding = False
+            else:
+                if not is_responding:
+                    logger.warning("the Prefect server responds again")
+                is_responding = True
+
+        await original(work, *arguments, **options)
+
+    return loop
+
+
+def _connect_again(
+    original: Callable[[Any], Coroutine[Any, Any, None]],
+) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    @functools.wraps(original)
+    async def consume(observer: Any) -> None:
+        state = vars(observer)
+        while not state["_is_shutting_down"]:
+            with suppress(Exception):
+                await original(observer)
+            with suppress(Exception):
+                await observer._check_for_cancelled_flow_runs()  # noqa: SLF001  what no event reports
+            await asyncio.sleep(observer.polling_interval)
+
+    return consume
 
 
 def _skip_reset_service(original: Callable[..., Any]) -> Callable[..., Any]:

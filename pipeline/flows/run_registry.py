@@ -4,25 +4,29 @@ A killed process does not report its end: Prefect shows its run as Running and k
 """
 
 import atexit
+import glob
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
+from pipeline.flows.server_outage import describe_url
 from stages.contracts.errors import RunInUseError
-from stages.contracts.text import hide_passwords
 from stages.runs.layout import FLOW_RUNS_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, lock_holder
 from stages.system.files import write_text
@@ -32,31 +36,39 @@ SUBMISSION_SECONDS = 20.0
 
 
 def register_flow_run(flow_run: UUID) -> None:
-    """Note *flow_run* on disk until this process exits, and hold a lock that a kill releases."""
-    note = (FLOW_RUNS_FOLDER / f"{flow_run}.json").absolute()
+    """Note *flow_run* on disk, and hold a lock until this process exits, also by a kill."""
+    note = _note(flow_run)
     FLOW_RUNS_FOLDER.mkdir(parents=True, exist_ok=True)
     stack = ExitStack()
     try:
         stack.enter_context(hold_lock(note.with_suffix(".lock")))
     except RunInUseError:  # this process has registered it already
         return
-    write_text(note, json.dumps({"api": _describe_api()}))
-    stack.callback(_remove, note)
-    atexit.register(stack.close)  # not at the end of the flow: Prefect reports the final state after that
+    write_text(note, json.dumps({"api": describe_url()}))
+    atexit.register(stack.close)
 
 
 def register_this_run() -> None:
-    """Register the flow run that this is called in, and report the killed ones."""
+    """Register the flow run that this is called in, and report the ended ones whose state is not final."""
     context = FlowRunContext.get()
     if context and context.flow_run:
         register_flow_run(context.flow_run.id)
+        atexit.register(_remove_if_final, context.flow_run)
     report_killed_runs()
 
 
-def report_killed_runs() -> None:
-    """Report every noted flow run whose process was killed to Prefect as crashed, which frees its slot.
+def note_completion() -> None:
+    """Note that the flow run that this is called in has completed, although it has not been reported yet."""
+    context = FlowRunContext.get()
+    if context and context.flow_run:
+        write_text(_note(context.flow_run.id), json.dumps({"api": describe_url(), "completed": True}))
 
-    Notes of another host or another API stay, and all of them if the API does not respond.
+
+def report_killed_runs() -> None:
+    """Report the noted flow runs whose processes have ended without a report to Prefect, which frees slots.
+
+    A run that was killed is reported as crashed, or as cancelled if Prefect was cancelling it. Notes of
+    another host or another API stay, and all of them if the API does not respond.
     """
     for note in sorted(FLOW_RUNS_FOLDER.glob("*.json")):
         lock = note.with_suffix(".lock")
@@ -64,16 +76,45 @@ def report_killed_runs() -> None:
         if is_locked(lock) or (owner and owner.host != socket.gethostname()):
             continue
         with suppress(OSError, ValueError):  # its own process has removed it
-            if json.loads(note.read_bytes())["api"] != _describe_api():
+            noted = json.loads(note.read_bytes())
+            if noted["api"] != describe_url():
                 continue
             try:
                 with short_timeout_client() as client:
+                    if noted.get("completed"):
+                        _report_completion(client, UUID(note.stem))
                     _report(client, UUID(note.stem), str(owner or "an unknown process"))
             except ObjectNotFound:  # a user deleted the run
                 pass
             except API_ERRORS:
                 return
             _remove(note)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process that serves a deployment of this project."""
+
+    locks: str
+    """Pattern of the files that the processes which serve the deployment lock."""
+    release: Callable[[], None]
+
+    def ends_last(self) -> bool:
+        """Return whether no other process serves the deployment; this one counts as ended from now on."""
+        self.release()
+        return not any(is_locked(lock) for lock in FLOW_RUNS_FOLDER.glob(self.locks))
+
+
+@contextmanager
+def register_service(deployment: str) -> Iterator[Service]:
+    """Hold a lock that shows other processes that this one serves *deployment* in the block."""
+    FLOW_RUNS_FOLDER.mkdir(parents=True, exist_ok=True)
+    pattern = f"serve-{quote(deployment, safe='')}-{{}}.lock"
+    lock = FLOW_RUNS_FOLDER / pattern.format(os.getpid())
+    with ExitStack() as stack:
+        stack.callback(lock.unlink, missing_ok=True)
+        stack.enter_context(hold_lock(lock))
+        yield Service(glob.escape(pattern).format("*"), stack.close)
 
 
 def report_abandoned_submissions(deployment: UUID) -> None:
@@ -108,7 +149,7 @@ def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:
 
 def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
     state = client.read_flow_run(flow_run).state
-    if state is None or state.is_final():
+    if state is None or not (state.is_running() or state.is_pending() or state.is_cancelling()):
         return
     message = (
         f"The process of this run ({process}) was killed. The next run with the same params resumes from the "
@@ -118,9 +159,24 @@ def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
     client.set_flow_run_state(flow_run, report(message=message))
 
 
-def _describe_api() -> str:
-    """Return the address of the API without a password."""
-    return hide_passwords(PREFECT_API_URL.value() or "")
+def _report_completion(client: SyncPrefectClient, flow_run: UUID) -> None:
+    state = client.read_flow_run(flow_run).state
+    if state and (state.is_running() or state.is_cancelling() or state.is_crashed()):
+        message = "The server was unreachable when this run ended"
+        client.set_flow_run_state(flow_run, Completed(message=message), force=True)
+
+
+def _note(flow_run: UUID) -> Path:
+    return (FLOW_RUNS_FOLDER / f"{flow_run}.json").absolute()
+
+
+def _remove_if_final(flow_run: FlowRun) -> None:
+    """Remove the note of *flow_run* if the server has its final state.
+
+    Prefect reports the state after the flow, so this is called when the process exits.
+    """
+    if flow_run.state and flow_run.state.is_final():
+        _remove(_note(flow_run.id))
 
 
 def _remove(note: Path) -> None:

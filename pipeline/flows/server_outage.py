@@ -10,8 +10,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 
 import httpx
 from prefect.settings import PREFECT_API_URL
@@ -25,6 +26,9 @@ VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
 """Default time without a response after which the process exits."""
 PROBE_SECONDS = 2.0
+PAUSE_SECONDS = 0.2
+RETRIED_CODES = "500,504"
+"""Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
 UNREACHABLE = "Failed to reach API"
 """Beginning of the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
 
@@ -35,6 +39,19 @@ def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
     Call this after the stages. It returns at once, and a thread watches the server until *has_ended* is set.
     """
     threading.Thread(target=_watch, args=(has_ended, seconds), name="server-outage", daemon=True).start()
+
+
+def wait_for_server(seconds: float, warn: Callable[[str], None]) -> None:
+    """Return when the server responds, or after *seconds*; *warn* receives a message if it must wait."""
+    if _is_responding():
+        return
+    end = time.monotonic() + seconds
+    warn(
+        f"the Prefect server at {describe_url()} does not respond: waiting up to {seconds:g} s to report "
+        "the run"
+    )
+    while not _is_responding() and time.monotonic() < end:
+        time.sleep(PAUSE_SECONDS)
 
 
 def outage_seconds() -> float:
@@ -60,10 +77,9 @@ def read_seconds(variable: str, default: float) -> float:
 
 def outage_message() -> str:
     """Return the message for a server that became unreachable during the run."""
-    url = hide_passwords(PREFECT_API_URL.value() or "")
     return (
-        f"the Prefect server at {url} became unreachable, so it has no final state of this run. DVC has "
-        "recorded the finished stages. Run `learner status` to see them"
+        f"the Prefect server at {describe_url()} became unreachable, so it has no final state of this run. "
+        "DVC has recorded the finished stages. Run `learner status` to see them"
     )
 
 
@@ -99,7 +115,12 @@ def _is_responding() -> bool:
     try:
         with urllib.request.urlopen(f"{PREFECT_API_URL.value()}/health", timeout=PROBE_SECONDS):  # noqa: S310
             return True
-    except urllib.error.HTTPError:
-        return True
+    except urllib.error.HTTPError as error:
+        return error.code < HTTPStatus.INTERNAL_SERVER_ERROR
     except (OSError, ValueError):
         return False
+
+
+def describe_url() -> str:
+    """Return the address of the API without a password."""
+    return hide_passwords(PREFECT_API_URL.value() or "")

@@ -3,33 +3,45 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, DeploymentStatus
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval, Schedule
+from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
 from pipeline.engine.reproduce import select_stages
 from pipeline.flows import prefect_api, prefect_patches
-from pipeline.flows.artifacts import API_ERRORS
+from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.flow import learner
-from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
-from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
+from pipeline.flows.run_registry import (
+    Service,
+    register_service,
+    report_abandoned_submissions,
+    report_killed_runs,
+)
+from pipeline.flows.server_outage import RETRIED_CODES, exit_if_unreachable, outage_seconds
 from pipeline.project.collision import ROOT
 from pipeline.project.params_edit import ALLOW_CODE, check_overrides
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.contracts.printing import print_line
 
+OWNER = "folder="
+"""Beginning of the tag of a deployment that names its host and folder."""
 ENTRYPOINT_VARIABLE = "PREFECT__FLOW_ENTRYPOINT"
 """Environment variable of Prefect with the flow of a run, instead of the entry point of its deployment."""
 
@@ -91,9 +103,10 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
         check_remotes(experiment=parameters["experiment"])
     schedule = plan.schedule()
     prefect_patches.apply()
-    runner = _Runner(name=plan.name, pause_on_shutdown=True)
+    runner = _Runner(_build_deployment(plan, schedule, parameters))
     try:
-        deployment = cast(UUID, runner.add_deployment(_build_deployment(plan, schedule, parameters)))
+        _check_owner(plan.name)
+        deployment = cast(UUID, runner.add_deployment(runner.deployment))
     except API_ERRORS as error:
         raise StageError(
             f"the Prefect server at {prefect_api.describe_url()} does not respond: {error}. Start the server"
@@ -105,7 +118,10 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
     os.environ[ENTRYPOINT_VARIABLE] = ENTRYPOINT  # otherwise the API names what the processes of runs execute
     search_path = (os.environ.get("PYTHONPATH"), str(ROOT))  # not the project, which has modules of any name
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
-    asyncio.run(runner.serve())
+    os.environ.setdefault(PREFECT_CLIENT_RETRY_EXTRA_CODES.name, RETRIED_CODES)
+    with register_service(plan.name) as service:
+        runner.service = service
+        asyncio.run(runner.serve())
 
 
 def _build_deployment(
@@ -116,6 +132,7 @@ def _build_deployment(
         schedule=schedule,
         concurrency_limit=plan.limit(),
         parameters=dict(parameters),
+        tags=[_describe_owner()],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     built = cast(RunnerDeployment, deployment)
@@ -123,21 +140,70 @@ def _build_deployment(
     return built
 
 
-class _Runner(Runner):
-    """A runner that, on a signal, waits until the runs in progress have saved, and reports the signal.
+def _describe_owner() -> str:
+    """Return the tag of a deployment that names the folder whose service runs it."""
+    return f"{OWNER}{socket.gethostname()}:{Path.cwd()}"
 
-    The signal handler of Prefect's runner stops the runs and does not wait for them.
+
+def _check_owner(name: str) -> None:
+    """Raise `ParamsError` if a service of another folder serves the deployment *name*."""
+    with short_timeout_client() as client:
+        try:
+            deployment = client.read_deployment_by_name(f"learner/{name}")
+        except ObjectNotFound:
+            return
+    owners = [tag for tag in deployment.tags if tag.startswith(OWNER)]
+    if owners and _describe_owner() not in owners and deployment.status == DeploymentStatus.READY:
+        raise ParamsError(
+            f"the deployment learner/{name} is served from {owners[0].removeprefix(OWNER)}. Set --name to "
+            "another name, or stop that service and repeat this command after a minute"
+        )
+
+
+class _Runner(Runner):
+    """A runner of *deployment* that, on a signal, waits until the runs in progress have saved.
+
+    It reports the signal then. The signal handler of Prefect's runner does not wait for the runs. Only the
+    last of several services of a deployment pauses its schedule.
     """
 
+    service: Service
     _signal: int | None = None
+    _is_paused = False
+
+    def __init__(self, deployment: RunnerDeployment) -> None:
+        super().__init__(name=deployment.name, pause_on_shutdown=True)
+        self.deployment = deployment
 
     async def serve(self) -> None:
         """Start runs until a signal arrives, and then raise `RunInterruptedError`."""
         self._loop_of_runs = asyncio.get_running_loop()
         signal.signal(signal.SIGINT, self.handle_sigterm)
+        upkeep = asyncio.create_task(self._maintain_server())
         await self.start()
+        upkeep.cancel()
         if self._signal:
             raise self._build_error(self._signal)
+
+    async def _maintain_server(self) -> None:
+        """Report the runs that have ended unreported, and create the deployment if the server lost it."""
+        while True:
+            await asyncio.sleep(self.query_seconds)
+            with suppress(*API_ERRORS):
+                await asyncio.to_thread(report_killed_runs)
+                try:
+                    await self._client.read_deployment_by_name(f"learner/{self.name}")
+                except ObjectNotFound:
+                    await self.aadd_deployment(self.deployment)
+                    print_line(f"created learner/{self.name} again, which the server had lost")
+
+    async def _pause_schedules(self) -> None:
+        """Pause the schedule, unless another process serves the deployment."""
+        if self.service.ends_last():
+            self._is_paused = True
+            for deployment in self._deployment_registry.get_deployment_ids():
+                with suppress(*API_ERRORS):  # the server has lost it
+                    await self._client.pause_deployment(deployment)
 
     def handle_sigterm(self, number: int = signal.SIGTERM, *_: Any) -> None:
         """Cancel the runs in progress and stop; a second SIGINT does not wait for them."""
@@ -151,9 +217,9 @@ class _Runner(Runner):
         exit_if_unreachable(threading.Event(), outage_seconds())
         self._stopping = asyncio.ensure_future(self.astop())
 
-    @staticmethod
-    def _build_error(number: int) -> RunInterruptedError:
+    def _build_error(self, number: int) -> RunInterruptedError:
         name = signal.Signals(number).name
+        schedule = "is paused" if self._is_paused else "continues in another process"
         return RunInterruptedError(
-            f"{name}: the schedule is paused, and a run in progress was cancelled after it had saved", number
+            f"{name}: the schedule {schedule}, and a run in progress was cancelled after it had saved", number
         )

@@ -3,17 +3,23 @@
 import contextlib
 import functools
 import json
+import math
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from urllib.parse import urlsplit
 
 from templates import template
 from waiting import LIMIT_SECONDS, wait_until
 
 ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
+DELAY_SECONDS = 3
+"""Time by which a connection with the fault "delay" is late."""
 PAUSE_SECONDS = 0.25
 """Pause between two requests of a test that waits, each of which costs the server some milliseconds."""
 
@@ -82,6 +88,86 @@ def running_server(home, database=None, *, has_template=True, **settings):
         yield made
     finally:
         made.end()
+
+
+class Proxy:
+    """A TCP proxy in front of the API at *address*, with faults for a number of connections."""
+
+    def __init__(self, address):
+        target = urlsplit(address)
+        self._target = (target.hostname, target.port)
+        self._connections = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._fault, self._count = None, 0
+        self.faults = 0
+        """Number of connections that had a fault."""
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}{target.path}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.fail("drop")
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def fail(self, fault, count=math.inf):
+        """Close the connections, and let the next *count* fail.
+
+        *fault* is "drop", which closes them, "500", which is the response, or "delay" of some seconds.
+        """
+        self._fault, self._count = fault, count
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def recover(self):
+        """Forward the connections from now on."""
+        self._count = 0
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._listener.accept()[0]
+                threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
+
+    def _handle(self, client):
+        has_fault = self._count > 0
+        if has_fault:
+            self._count, self.faults = self._count - 1, self.faults + 1
+        with contextlib.suppress(OSError), client:
+            if has_fault and self._fault == "drop":
+                return
+            if has_fault and self._fault == "500":
+                client.recv(1 << 16)
+                client.sendall(b"HTTP/1.1 500 Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                forward(client, None)
+                return
+            if has_fault:
+                threading.Event().wait(DELAY_SECONDS)
+            with socket.create_connection(self._target) as upstream:
+                both = {client, upstream}
+                self._connections |= both
+                back = threading.Thread(target=forward, args=(upstream, client), daemon=True)
+                back.start()
+                forward(client, upstream)
+                back.join()
+                self._connections -= both
+
+
+def forward(source, target):
+    """Send what *source* receives to *target*, if any, until one of them is closed."""
+    with contextlib.suppress(OSError):
+        while content := source.recv(1 << 16):
+            if target:
+                target.sendall(content)
+    if target:
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 wait_for = functools.partial(wait_until, pause_seconds=PAUSE_SECONDS)

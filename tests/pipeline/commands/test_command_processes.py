@@ -49,6 +49,7 @@ CASES = [
     Case("init own --template minimla", "", "error: there is no template 'minimla'. .*\n", 2, LIGHT),
     Case("stage create-artifact-dir", "", not_loaded=LIGHT),
     Case("serve --interval=inf", "", "error: --interval is inf. Set it to a finite number of seconds.*\n", 2),
+    Case("serve --timeout=1e12", "", "error: --timeout is 1e.12. Set it to a finite number .*\n", 2),
     Case("summary", r".*\| Valid +\| Accuracy .*"),
     Case("data --count 3", "wrote samples.png: 3 samples of train in epoch 1\n"),
     Case("evaluate --source digits", r".*\| Test \(digits\) +\| Accuracy .*"),

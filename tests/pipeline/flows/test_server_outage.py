@@ -1,0 +1,194 @@
+"""Runs and deployments whose server goes away, fails and returns, behind a proxy."""
+
+import asyncio
+import json
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import pytest
+from prefect._internal import observers
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect_servers import Api, Proxy
+from waiting import LIMIT_SECONDS, wait_until
+
+from pipeline.flows import prefect_patches
+from pipeline.flows.run_registry import register_service, report_killed_runs
+from pipeline.flows.server_outage import wait_for_server
+from pipeline.flows.serving import _check_owner
+from stages.contracts.errors import ParamsError
+from stages.system.file_lock import hold_lock
+
+RUN = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from pipeline.engine.lock import project_lock
+from pipeline.flows.flow import learner, run_from_command_line
+from prefect.context import FlowRunContext
+
+def report(name, _):
+    if name == sys.argv[1]:
+        Path("run").write_text(str(FlowRunContext.get().flow_run.id))
+        while not Path("release").exists():
+            pass
+
+with project_lock(), run_from_command_line(report):
+    learner(experiment=False)
+"""
+
+
+@pytest.fixture
+def proxy(server):
+    """Yield a proxy in front of the server."""
+    with Proxy(server) as proxy:
+        yield proxy
+
+
+def test_run_waits_for_its_server_after_one_warning(proxy):
+    warnings = []
+    proxy.fail("500", 3)
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        wait_for_server(LIMIT_SECONDS, warnings.append)
+        wait_for_server(0, warnings.append)
+
+    assert proxy.faults == 3
+    [warning] = warnings
+    assert warning.startswith(f"the Prefect server at {proxy.address} does not respond: waiting up to ")
+
+
+@pytest.mark.long  # the test before
+@pytest.mark.parametrize("fault", ["drop", "500"])
+def test_run_is_completed_with_its_artifacts_although_its_server_was_away_at_its_end(
+    finished, server, proxy, fault, tmp_path
+):
+    (finished.folder / "run_stages.py").write_text(RUN)
+    log, run = tmp_path / "log", finished.folder / "run"
+    process = finished.start_fork("run_stages", "save-model", log=log, PREFECT_API_URL=proxy.address)
+    wait_until(run.exists, log.read_text, process)
+
+    proxy.fail(fault)
+    (finished.folder / "release").touch()
+    wait_until(lambda: "does not respond" in log.read_text(), log.read_text, process)
+    proxy.recover()
+
+    assert process.wait(LIMIT_SECONDS) == 0, log.read_text()
+    api = Api(server)
+    assert api.history(run.read_text())[-1] == "Completed"
+    assert f"{finished.folder.name}-summary" in api.artifacts(run.read_text())
+    assert log.read_text().count("WARNING") == 1
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("fault", ["drop", "500"])
+def test_loops_of_the_runner_continue_after_an_outage_with_two_messages(proxy, fault, caplog):
+    prefect_patches.apply()
+    proxy.fail(fault, 8)
+    responses = []
+
+    async def poll():
+        async with httpx.AsyncClient() as client:
+            responses.append((await client.get(f"{proxy.address}/health")).raise_for_status())
+        if len(responses) == 2:
+            raise StopAsyncIteration
+
+    with caplog.at_level("WARNING", "prefect.runner"), pytest.raises(StopAsyncIteration):
+        asyncio.run(observers.critical_service_loop(poll, interval=0.001, jitter_range=0.3))
+
+    assert proxy.faults == 8
+    first, second = caplog.messages
+    assert (first[:31], second) == ("waiting for the Prefect server:", "the Prefect server responds again")
+
+
+def test_loop_of_the_runner_ends_if_the_server_refuses_its_login(proxy):
+    prefect_patches.apply()
+
+    async def poll():
+        async with httpx.AsyncClient() as client:
+            (await client.get(f"{proxy.address}/missing")).raise_for_status()
+
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        asyncio.run(observers.critical_service_loop(poll, interval=0.001))
+
+
+def create_run(api, state, **options):
+    """Create a flow run in *state* and return its id."""
+    flow = api.post("flows/", {"name": "learner"})["id"]
+    return api.post("flow_runs/", {"flow_id": flow, "state": {"type": state}, **options})["id"]
+
+
+def test_cancellation_during_an_outage_is_received_after_it(server, proxy):
+    prefect_patches.apply()
+    api = Api(server)
+    run = UUID(create_run(api, "RUNNING"))
+
+    async def observe():
+        received = asyncio.Queue()
+        async with observers.FlowRunCancellingObserver(received.put_nowait, 0.01) as observer:
+            observer._events_subscriber._reconnection_attempts = 0  # otherwise it tries for ten seconds
+            observer.add_in_flight_flow_run_id(run)
+            proxy.fail("drop")
+            await asyncio.to_thread(api.cancel, run)
+            await asyncio.to_thread(wait_until, lambda: proxy.faults > 5)
+            proxy.recover()
+            return await received.get()
+
+    with temporary_settings({PREFECT_API_URL: proxy.address, PREFECT_CLIENT_MAX_RETRIES: 0}):
+        assert asyncio.run(observe()) == run
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty current folder, for the notes of runs and services."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("before", "is_completed", "after"),
+    [
+        ("RUNNING", True, "Completed"),
+        ("CANCELLING", True, "Completed"),
+        ("CRASHED", True, "Completed"),
+        ("FAILED", True, "Failed"),
+        ("RUNNING", False, "Crashed"),
+        ("CANCELLING", False, "Cancelled"),
+        ("SCHEDULED", False, "Scheduled"),
+        ("PAUSED", False, "Paused"),
+    ],
+)
+def test_run_that_ended_without_a_report_is_reported_later(server, folder, before, is_completed, after):
+    api = Api(server)
+    run = create_run(api, before)
+    notes = folder / ".runs/flow-runs"
+    notes.mkdir(parents=True)
+    (notes / f"{run}.json").write_text(json.dumps({"api": server, "completed": is_completed}))
+
+    with temporary_settings({PREFECT_API_URL: server}):
+        report_killed_runs()
+
+    assert api.state(run) == after
+    assert not list(notes.iterdir())
+
+
+def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
+    with register_service("nightly") as first, register_service("weekly"):
+        with hold_lock(Path(".runs/flow-runs/serve-nightly-1.lock")):
+            assert not first.ends_last()
+        assert first.ends_last()
+
+
+def test_deployment_that_is_served_from_another_folder_is_refused(server, folder):
+    api = Api(server)
+    flow = api.post("flows/", {"name": "learner"})["id"]
+    body = {"name": "taken", "flow_id": flow, "tags": ["folder=elsewhere:/project"]}
+    deployment = api.post("deployments/", body)["id"]
+
+    with temporary_settings({PREFECT_API_URL: server}):
+        _check_owner("taken")  # nothing serves it
+        api.post("deployments/get_scheduled_flow_runs", {"deployment_ids": [deployment]})
+        wait_until(lambda: api.deployment("taken")["status"] == "READY")
+        with pytest.raises(ParamsError, match="learner/taken is served from elsewhere:/project. Set --name"):
+            _check_owner("taken")
+        _check_owner("free")
