@@ -4,7 +4,6 @@ If ``checkpoint`` is set, write those of an epoch of another run instead, with i
 the earlier checkpoints that it kept.
 """
 
-import shutil
 from pathlib import Path
 
 from stages import data, devices, learner, loggers, records, renderers, runs
@@ -14,6 +13,7 @@ from stages.contracts.printing import print_text
 from stages.learner import from_params
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 from stages.runs.file_names import CHECKPOINT_FOLDER
+from stages.system.files import remove
 
 VERSION = "7"
 
@@ -80,7 +80,7 @@ def _write_warm_start(
         checkpoint = origin.read_weights(start, wanted.epoch, str(wanted))
     else:
         checkpoint = origin.read_checkpoint(start, wanted.epoch, str(wanted))
-    shutil.rmtree(target, ignore_errors=True)
+    remove(target)
     origin.copy_past(target, epoch)
     runs.FileCheckpointer(target / CHECKPOINT_FOLDER, records.DefaultRecorder()).save(epoch, checkpoint)
     if report and wanted.is_of_weights:

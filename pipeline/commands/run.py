@@ -185,8 +185,11 @@ def stage(
     from pipeline.project.snapshot import record_loaded_sources
 
     record_loaded_sources()
-    from pipeline.engine.rank_process import is_rank
+    from pipeline.engine.process_tree import terminate_with_parent
+    from pipeline.engine.rank_process import is_rank, is_rank_of_torchrun
 
+    if is_rank_of_torchrun():
+        terminate_with_parent(os.getppid())
     if is_rank():
         from pipeline.engine.stage_run import run_stage
 

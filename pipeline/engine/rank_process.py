@@ -44,6 +44,11 @@ def is_rank() -> bool:
     return REPORT_VARIABLE in os.environ or os.environ.get("RANK", "0") != "0"
 
 
+def is_rank_of_torchrun() -> bool:
+    """Return whether a launcher other than this project's started this process as a rank."""
+    return "RANK" in os.environ and REPORT_VARIABLE not in os.environ
+
+
 def accept_termination() -> None:
     """Let SIGTERM through to the handlers of this process; one that arrived before is handled now.
 

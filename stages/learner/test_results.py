@@ -1,7 +1,6 @@
 """Evaluation of a saved model on the test split of the data, with the params of the run that trained it."""
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from stages.contracts.text import to_json
 from stages.learner import from_params
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelPaths
-from stages.system.files import write_text
+from stages.system.files import remove, write_text
 
 METRICS_FILE = "metrics.json"
 """The values over the test split, in its directory; null without a test split, which `dvc metrics` skips."""
@@ -36,7 +35,7 @@ def write_test_results(
                 "save-model, '${paths.test}' to its outs, and '${paths.test}/metrics.json' to metrics"
             )
         return
-    shutil.rmtree(paths.test, ignore_errors=True)
+    remove(paths.test)
     values = None
     if is_tested and paths.data is not None and paths.learner is not None:
         fit = FitConfig.model_validate(resolved["fit"])

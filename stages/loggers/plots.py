@@ -7,12 +7,8 @@ steps. A row has the value of that batch alone. Whether a step is kept depends o
 of a short run is the beginning of that of a longer run.
 """
 
-import logging
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from errno import EDQUOT, EIO, ENOSPC, EROFS
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +16,12 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction, History, Split, format_file_name
 from stages.contracts.text import number, to_json
 from stages.loggers.log_files import find_epoch_folders
-from stages.system.files import open_atomic, write_text
+from stages.system.files import open_atomic, remove, write_text
 
-DISK_ERRORS = (EDQUOT, EIO, ENOSPC, EROFS)
-"""Errors that would affect any file, so that the other results cannot be written either."""
 FULL_RESOLUTION_STEPS = 1024
 """The number of steps at the beginning of a run that all have a row."""
 CONFUSION_COLUMNS = ("actual", "predicted", "count", "class_samples")
 _ITERATIONS_HEADER = "step\tepoch\tvalue\n"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,39 +61,20 @@ def write_results(
     if not (valid.is_dir() and any(valid.iterdir())):
         write_text(valid / "no-validation.txt", "The run had no validation.\n")
     write_metrics(history, directory / "metrics.json")
-    shutil.rmtree(paths.plots, ignore_errors=True)
+    remove(paths.plots)
     write_plots(history, confusion, directory, paths)
 
 
 def write_plots(history: History, confusion: Sequence[tuple[int, ...]], logs: Path, paths: PlotPaths) -> None:
     """Write the curves of *history*, those of every batch, and the cells *confusion* of a confusion matrix.
 
-    The values of the batches are read from *logs*, an artifact directory. If a plot cannot be written, a
-    warning is logged and the others are written. Raises `OSError` if the disk does not accept any file; the
-    caller can repeat the call later.
+    The values of the batches are read from *logs*, an artifact directory. Raises `OSError` if a file cannot
+    be read or written: DVC would record the plots without it.
     """
-    plots: dict[str, Callable[[], None]] = {
-        "the curves": lambda: write_curves(history, paths.plots),
-        **{
-            f"the {split} curves of every batch": partial(
-                write_iterations, logs / split, paths.iterations / split
-            )
-            for split in Split
-        },
-        "the confusion matrix": lambda: write_confusion(confusion, paths.confusion),
-    }
-    for name, write in plots.items():
-        try:
-            write()
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-                raise
-            log.warning(
-                "%s cannot be written to %s: %r. The results of the training are not affected",
-                name,
-                paths.plots,
-                error,
-            )
+    write_curves(history, paths.plots)
+    for split in Split:
+        write_iterations(logs / split, paths.iterations / split)
+    write_confusion(confusion, paths.confusion)
 
 
 def write_metrics(history: History, path: Path) -> None:

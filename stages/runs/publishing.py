@@ -24,6 +24,7 @@ from stages.system.files import (
     CHUNK_BYTES,
     difference,
     new_part,
+    remove,
     remove_stale_parts,
     sha256,
     sync_directory,
@@ -56,7 +57,7 @@ def publish(targets: Mapping[Path, Path], expected: Manifest | None = None) -> d
         return damaged
     for target, part in parts.items():
         if part.is_dir() or not part.exists():
-            _remove(target)
+            remove(target)
         if part.exists():
             part.replace(target)
     for folder in {target.parent for target in parts}:
@@ -122,11 +123,4 @@ def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
 
 def _remove_all(paths: Iterable[Path]) -> None:
     for path in paths:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        remove(path)

@@ -134,6 +134,14 @@ def replace_content(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all it contains, if *path* exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write *text* to *path* atomically, in UTF-8."""
     with open_atomic(path) as file:

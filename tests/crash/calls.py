@@ -6,8 +6,11 @@ import shutil
 from report import Row
 from small_run import CONFIG, SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
+from trial_projects import difference
 from workers import run_trials
 
+ERRORS = ("ENOSPC", "EIO", "EACCES", "ENFILE", "EXDEV")
+MOVES = {"rename", "renameat", "renameat2"}
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
 
@@ -23,7 +26,7 @@ class Calls:
         self.reference = run.outputs()
         self.cases = [(number, "kill") for number in range(len(self.calls))]
         for number, call in enumerate(self.calls):
-            self.cases += [(number, error) for error in ("ENOSPC", "EIO")]
+            self.cases += [(number, error) for error in ERRORS if error != "EXDEV" or call.name in MOVES]
             if call.name in WRITES:
                 self.cases.append((number, "short"))
 
@@ -71,6 +74,8 @@ class Calls:
         wrong = [self._wrong_ending(change if reached else None, code, text), unreadable]
         if reached and change == "kill":
             wrong.append(unsaved)
+        if code == 0:
+            wrong.append(difference(run.outputs(), self.reference) and "exit 0, but other outputs")
         wrong += run.resume(self.reference)
         finding = run.close(f"trial {index}, {change} at call {number}: {call}", wrong)
         counted = {f"lost {lost} steps": 1} if reached and change == "kill" else {}

@@ -26,6 +26,7 @@ PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "ranks": (0, 200),
     "writer_kills": (4, 1000),
     "calls": (8, 100_000),
+    "command_calls": (0, 100_000),
     "disk": (5, 300),
     "corruption": (50, 100_000),
     "concurrency": (2, 60),

@@ -26,6 +26,7 @@ PARTS = {
 }
 LONG_PARTS = {
     "stage_kills": "a kill of learner run, or of a stage under dvc repro",
+    "command_calls": "an error at a system call of learner run",
     "ranks": "a kill of any process of a run on two ranks",
     "experiments": "a kill of dvc exp run --temp in a checkout with uncommitted edits",
     "schedules": "a kill of learner serve and its run",

@@ -41,7 +41,7 @@ TWO_RANKS = (("device: auto", "device: [cpu, cpu]"),)
 @functools.cache
 def templates(folder, *params):
     """Return the templates in *folder* with *params* besides `PARAMS`, built at the first call."""
-    return Templates(folder / ("templates-of-ranks" if params else "templates"), params)
+    return Templates(folder / "-".join(["templates", *(str(len(new)) for _, new in params)]), params)
 
 
 class Templates:

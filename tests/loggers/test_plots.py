@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import math
 import os
 
@@ -108,25 +107,21 @@ def test_plots_outside_their_output_are_rejected(tmp_path):
         apart.relocate(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["confusion.tsv", "Loss.tsv", "iterations"])
-def test_plot_that_cannot_be_written_is_a_warning_and_the_others_are_written(name, tmp_path, caplog):
-    expected = {"confusion.tsv", "Loss.tsv", "iterations"} - {name}
-    blocked = tmp_path / name
-    blocked.mkdir() if name.endswith("tsv") else blocked.touch()
+@pytest.mark.parametrize("name", ["confusion.tsv", "Loss.tsv", "iterations", "logs/train/epoch-1/Loss.log"])
+def test_plot_that_cannot_be_written_or_read_is_an_error(name, tmp_path):
+    """DVC would otherwise record the plots without it; the caller can write all of them later."""
     logger = FileMetricLogger(tmp_path / "logs/train")
     logger.log(1, "Loss", 0.5, 32)
     logger.close()
+    blocked = tmp_path / name
+    blocked.unlink(missing_ok=True)
+    blocked.touch() if name == "iterations" else blocked.mkdir()
 
-    write_plots(HISTORY, [(0, 1, 2)], tmp_path / "logs", paths(tmp_path))
-
-    assert all((tmp_path / each).exists() for each in expected)
-    assert {record.levelno for record in caplog.records} == {logging.WARNING}
-    assert "The results of the training are not affected" in caplog.text
+    with pytest.raises(OSError, match=blocked.name):
+        write_plots(HISTORY, [(0, 1, 2)], tmp_path / "logs", paths(tmp_path))
 
 
 def test_disk_that_accepts_no_file_is_an_error(tmp_path, monkeypatch):
-    """The caller has lost no result, and can write complete plots later."""
-
     def refuse(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,5 +1,6 @@
 """The stage fit under torchrun, started by two launchers, as on two hosts, with the commands of the pages."""
 
+import os
 import re
 import shlex
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from free_ports import free_port
 from pages import page
@@ -149,3 +151,26 @@ def test_both_launchers_end_when_a_rank_fails(project, port):
     hosts = start_slurm_tasks(project, port)
 
     assert [host.wait(LIMIT_SECONDS) for host in hosts] == [1, 1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_ranks_end_with_their_launcher_and_the_same_command_resumes(kill, project, port):
+    command = f"setsid torchrun --nproc-per-node 2 --master-port {port} -m pipeline stage fit"
+    project.edit("params.yaml", f"num_epochs: {EPOCHS}", "num_epochs: 2000")
+    host = start(project, command)
+    wait_until(
+        lambda: list(project.folder.glob(".runs/*/valid/epoch-1/Loss.log")), lambda: read_outputs(project)
+    )
+    ranks = psutil.Process(host.pid).children()
+
+    kill(host.pid, signal.SIGKILL)
+    host.wait()
+
+    psutil.wait_procs(ranks, LIMIT_SECONDS)
+    assert not list(project.folder.glob(".runs/*/finished.json"))
+    host = start(project, command)
+    wait_until(lambda: "resuming run" in read_outputs(project), lambda: read_outputs(project))
+    host.send_signal(signal.SIGTERM)
+    assert host.wait(LIMIT_SECONDS) == 1, read_outputs(project)
+    assert "stopped after epoch" in read_outputs(project)
