@@ -72,6 +72,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}. Nothing was "
             "recorded: the outputs are those of the last finished run. Run the same command again to resume"
         )
+    context.check_reads()
     store.check_exists()
     loggers.write_results(run.history, cells, store.path, plots)
     kept = from_params.epochs_to_keep(config, run.history, run.epoch, paths.learner)

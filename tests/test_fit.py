@@ -291,6 +291,7 @@ def test_regression_has_an_empty_confusion_matrix(project):
     project.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: line.npz")
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp_regressor")
     project.edit("params.yaml", "[loss, accuracy]", "[loss]")
+    project.add_deps()
 
     project.call("run").ok()
 

@@ -1,5 +1,7 @@
 """The commands about a project: ``learner init``, ``check``, ``versions`` and ``status``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,27 +17,33 @@ def check(
     no_import: Annotated[
         bool, flag("--no-import", "Import no module of the project, and do not check the parts in it.")
     ] = False,
+    fix: Annotated[bool, flag("--fix", "Add the missing deps to dvc.yaml.")] = False,
 ) -> None:
     """Check params.yaml, the parts and data it names, and the deps in dvc.yaml.
 
+    Deps must have the modules that params.yaml names, what they import, also in functions, and the data.
     Parts of the project that params.yaml names are imported, which runs the code of their modules.
 
     Exit with code 1 if dvc.yaml lacks a dependency, and with code 2 if params.yaml is not valid.
 
-    Example: learner check --no-import
+    Example: learner check --fix
     """
     from pipeline.project.check import (
         find_late_mistakes,
         find_missing_data,
-        find_missing_deps,
         find_plugin_mistakes,
         list_imported_parts,
     )
+    from pipeline.project.definition_edit import fix_deps
+    from pipeline.project.dependencies import find_missing_deps
     from pipeline.project.params import PARAMS, build_params_error, read_params
     from pipeline.project.versions import find_stale_versions
     from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
+    if fix:
+        for line in fix_deps(params):
+            print_text(line)
     mistakes = [
         *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
         *find_missing_data(params),
@@ -105,33 +113,51 @@ def init(
         print_text(line)
 
 
-def status() -> None:
+def status(
+    *,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Print each file, param and version that makes this stage out of date, and nothing else.",
+            show_default="all stages",
+        ),
+    ] = None,
+) -> None:
     """Print the state of each stage, what changed in stages that are out of date, and all runs.
 
-    Example: learner status
+    Example: learner status --why fit
     """
-    for line in status_lines():
+    for line in status_lines() if why is None else explain_stage(why):
         print_line(line)
 
 
-def status_lines() -> list[str]:
-    """Return a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
+def explain_stage(name: str) -> list[str]:
+    """Return a line for each reason for which the stage *name* is out of date."""
+    from pipeline.engine.reproduce import explain_stage as list_reasons
+    from stages.contracts.errors import closest
+
+    names = list(_read_files().get("stages") or {})
+    if name not in names:
+        raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, names)}")
+    with _open_repository() as repo:
+        return list_reasons(repo, name) or [f"{name} is up to date"]
+
+
+@contextmanager
+def _open_repository() -> Iterator[Any]:
+    """Yield DVC's object of the project, and raise the errors of DVC as errors of this project."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    from pipeline.commands.runs import describe_runs
-    from pipeline.project.check import is_custom
-    from pipeline.project.paths import read_paths, runs_root
     from pipeline.project.revisions.dvc_checks import apply_checks, check_places
-    from pipeline.project.versions import VERSIONS
     from stages.contracts.errors import StageError, StageFailedError
 
-    definition = _read_files()
     apply_checks()
     try:
         with Repo() as repo:
             try:
-                changed = repo.status()
+                yield repo
             except AssertionError:  # DVC cannot read an output outside of the project
                 check_places(repo)
                 raise
@@ -141,6 +167,18 @@ def status_lines() -> list[str]:
         raise StageFailedError(
             f"{error}. If a process was killed before, run `learner doctor --fix`"
         ) from error
+
+
+def status_lines() -> list[str]:
+    """Return a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
+    from pipeline.commands.runs import describe_runs
+    from pipeline.project.check import is_custom
+    from pipeline.project.paths import read_paths, runs_root
+    from pipeline.project.versions import VERSIONS
+
+    definition = _read_files()
+    with _open_repository() as repo:
+        changed = repo.status()
     stages = list(definition.get("stages") or {})
     names = [
         *(name for name in stages if name not in VERSIONS),

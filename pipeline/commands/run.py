@@ -124,8 +124,8 @@ def run_stages(
     from stages.renderers.plain import read_renderer_name
 
     check_stages(read_definition())
-    _check_params(overrides)  # before a process is started or an output is removed
     stages = select_stages(selection.targets, downstream=selection.downstream)
+    _check_params(stages, overrides)  # before a process is started or an output is removed
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error)
     with project_lock():
@@ -141,17 +141,23 @@ def run_stages(
                     report(name, reproduce(name, force=selection.force))
 
 
-def _check_params(overrides: "Sequence[str]") -> None:
-    """Raise `ParamsError` if params.yaml with *overrides* is not valid."""
+def _check_params(stages: "Sequence[str]", overrides: "Sequence[str]") -> None:
+    """Raise `ParamsError` if params.yaml with *overrides* is not valid.
+
+    Raise `StageError` if dvc.yaml lacks a dependency of *stages*; with *overrides*, each stage checks that.
+    """
     if overrides:
         from pipeline.project.params_edit import override_params
 
         override_params(overrides)
     else:
         from pipeline.project.check import check_params
+        from pipeline.project.dependencies import check_deps
         from pipeline.project.params import read_params
 
-        check_params(read_params())
+        params = read_params()
+        check_params(params)
+        check_deps(params, stages)
 
 
 @contextmanager

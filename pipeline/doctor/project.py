@@ -16,7 +16,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.project.check import find_data_files, find_missing_deps, find_modules
+from pipeline.project.check import find_data_files
+from pipeline.project.dependencies import find_missing_deps, find_modules
 from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path

@@ -1,9 +1,11 @@
 """A stage whose program is the user's own: its run store, the key of which is a hash of its dependencies."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.project.dependencies import guard_deps
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, read_variables, take_snapshot
@@ -29,7 +31,7 @@ def run_custom_stage(name: str, program: Program) -> None:
     of a finished call are published again without a call.
 
     Raises `ParamsError` if dvc.yaml has no such stage, `StageError` if one of its dependencies is changed
-    while it runs, and whatever *program* raises.
+    while it runs or is missing in dvc.yaml, and whatever *program* raises.
     """
     before = take_snapshot(name)
     params, outputs = read_params(), _read_outputs(name)
@@ -38,7 +40,8 @@ def run_custom_stage(name: str, program: Program) -> None:
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
                 _report_resume(store)
-                program(params, read_paths(), store.path)
+                with guard_deps(name, params, run_custom_stage, _find_source(program)):
+                    program(params, read_paths(), store.path)
                 check_unchanged(before)
                 store.finish({"epoch": max(list_epochs(store.path / CHECKPOINT_FOLDER), default=0)})
             if not (problems := runs.publish_results(store, outputs, [])):
@@ -47,6 +50,13 @@ def run_custom_stage(name: str, program: Program) -> None:
         else:
             raise StageError(f"{store.path}: {', '.join(problems)} changed after {name}. Check the disk")
     runs.prune(runs_root(), current=store.key)
+
+
+def _find_source(program: Program) -> list[Path]:
+    """Return the file of *program*, relative to the project, if it is one of the project."""
+    code = getattr(inspect.unwrap(program), "__code__", None)
+    path = Path(code.co_filename if code else "").absolute()
+    return [path.relative_to(Path.cwd())] if code and path.is_relative_to(Path.cwd()) else []
 
 
 def _report_resume(store: "runs.RunStore") -> None:

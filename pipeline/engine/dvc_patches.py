@@ -111,6 +111,8 @@ class StageCall:
     """The commands to replace, with ``{name}`` for the name of the stage; DVC runs others. None means all."""
     root: str = ""
     """The value of DVC_ROOT, below which the run stores are; by default the root of the stage's project."""
+    announce: Callable[[Any], None] | None = None
+    """Called with DVC's object of the stage before it runs."""
     has_started: bool = False
 
     def replaces(self, stage: Any) -> bool:
@@ -143,6 +145,8 @@ def _call_function(original: Callable[..., None]) -> Callable[..., None]:
         call.has_started = True
         variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
         with _environment(variables), call.signals.delivery():
+            if call.announce:
+                call.announce(stage)
             if call.replaces(stage):
                 call.function(stage.name)
             else:

@@ -6,27 +6,37 @@ Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pi
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from dvc.stage.serialize import to_single_stage_lockfile
 from voluptuous import Invalid
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.error_reports import VERBOSE_VARIABLE
+from pipeline.engine.reasons import describe, list_reasons
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.project.lockfile import LOCKFILE, back_up_lockfile, check_lockfile, repair_lockfiles
+from pipeline.project.lockfile import (
+    LOCKFILE,
+    back_up_lockfile,
+    check_lockfile,
+    read_lockfile,
+    repair_lockfiles,
+)
 from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.versions import VERSIONS, version_of
+from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
+from stages.contracts.printing import print_line
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +100,39 @@ def reproduce(
             repair_lockfiles()
             check_lockfile(LOCKFILE)
             back_up_lockfile()
+            before = _read_locked(name)
+            call.announce = lambda stage: _print_reasons(name, before, to_single_stage_lockfile(stage))
             with _log_warnings_only(), Repo() as repo:
                 is_reproduced = bool(repo.reproduce(name, single_item=True, force=force))
     if not is_reproduced:
         return Outcome.UNCHANGED
-    return Outcome.RAN if call.has_started else Outcome.RESTORED
+    if call.has_started:
+        return Outcome.RAN
+    _print_reasons(name, before, _read_locked(name) or {})
+    return Outcome.RESTORED
+
+
+def explain_stage(repo: Repo, name: str) -> list[str]:
+    """Return each reason for which the stage *name* of *repo* is out of date; empty if it is up to date."""
+    before = _read_locked(name)
+    if before is None:
+        return ["dvc.lock has no run of it"]
+    stage = repo.stage.load_one(name=name)
+    outputs = [f"{path} {status}" for output in stage.outs for path, status in output.status().items()]
+    missing = [f"{dependency} is missing" for dependency in stage.deps if not dependency.exists]
+    stage.save_deps(allow_missing=True)
+    return [*list_reasons(before, to_single_stage_lockfile(stage)), *missing, *outputs]
+
+
+def _read_locked(name: str) -> dict[str, Any] | None:
+    entry: dict[str, Any] | None = stages_of(read_lockfile(LOCKFILE)).get(name)
+    return entry
+
+
+def _print_reasons(name: str, before: dict[str, Any] | None, after: Mapping[str, Any]) -> None:
+    """Print why the stage *name* is not up to date: its entries in dvc.lock *before* and *after* its run."""
+    if before and (reasons := list_reasons(before, after)):
+        print_line(f"{name} is out of date: {describe(reasons)}")
 
 
 @contextmanager

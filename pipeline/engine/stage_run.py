@@ -18,14 +18,16 @@ from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.error_reports import explain_user_errors
 from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
+from pipeline.engine.reasons import store_folder_lists
 from pipeline.engine.signals import defer_signals
 from pipeline.project.check import check_params, find_data_files, read_spec
+from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
 from pipeline.project.snapshot import check_loaded, check_unchanged, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
-from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages import build_learner, create_artifact_dir, fit, load_data, runs, save_model
 from stages.contracts.errors import ParamsError
 from stages.contracts.events import Interrupter, Renderer
 from stages.learner import from_params
@@ -39,7 +41,7 @@ STALE_SECONDS = 24 * 3600
 """Age of a folder of a killed process after which it is removed."""
 
 
-def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
+def _create_artifact_dir(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     check_params(params)  # in the first stage of `dvc repro`
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
@@ -48,11 +50,11 @@ def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
     )
 
 
-def _load_data(params: Params, paths: dict[str, Path]) -> None:
+def _load_data(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     load_data.load_data(params.load_data, build_stage_paths(load_data.LoadDataPaths, paths))
 
 
-def _build_learner(params: Params, paths: dict[str, Path]) -> None:
+def _build_learner(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     stage_paths = build_stage_paths(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
         build_learner.build_learner(
@@ -60,9 +62,27 @@ def _build_learner(params: Params, paths: dict[str, Path]) -> None:
         )
 
 
-def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
+class GuardedInterrupter(Interrupter):
+    """An interrupter that raises the error of *guard* after a step that has read a missing dependency.
+
+    A training would otherwise run to its end before its results are refused.
+    """
+
+    def __init__(self, guard: DepsGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def should_stop(self) -> bool:
+        """Return whether the run must stop. Raises `StageError` if deps lack a file that was read."""
+        self._guard.check_if_grown()
+        return super().should_stop()
+
+
+def _fit(
+    params: Params, paths: dict[str, Path], guard: DepsGuard, *, renderer: Renderer | None = None
+) -> None:
     stage_paths = build_stage_paths(FitPaths, paths, runs=runs_root())
-    interrupter = Interrupter()
+    interrupter = GuardedInterrupter(guard)
     with defer_signals(interrupter):
         if needs_launch(params.fit):
             launch_fit(params.fit, stage_paths, _code(stage_paths), interrupter, renderer=renderer)
@@ -80,6 +100,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
             group,
             params=params.model_dump(mode="json") if params.fit.loggers else {},
             tags=_tags() if params.fit.loggers else {},
+            check_reads=guard.check,
         )
         if not group.is_main:
             from_params.follow_main(params.fit, stage_paths, context)
@@ -105,7 +126,7 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
     raw = [path for path in find_data_files(read_params().load_data) if path != Path()]
     inputs = (paths.learner, paths.data, *raw)
     return read_code_hashes(snapshot.params) | {
-        path.as_posix(): state.digest
+        path.as_posix(): state.digest or runs.content_hash(path)
         for path, state in sorted(snapshot.files.items())
         if not any(path.is_relative_to(folder) for folder in inputs)
     }
@@ -117,14 +138,14 @@ def read_key_entries() -> dict[str, Any]:
     return fit.key_entries(read_params().fit, stage_paths, _code(stage_paths))
 
 
-def _save_model(params: Params, paths: dict[str, Path]) -> None:
+def _save_model(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     stage_paths = build_stage_paths(SaveModelPaths, paths)
     if stage_paths.learner is not None and stage_paths.learner.exists():
         read_spec(stage_paths.learner, params)
     save_model.save_model(params.save_model, stage_paths)
 
 
-BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {
+BODIES: dict[str, Callable[[Params, dict[str, Path], DepsGuard], None]] = {
     "create-artifact-dir": _create_artifact_dir,
     "load-data": _load_data,
     "build-learner": _build_learner,
@@ -137,7 +158,7 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     """Run stage *name* with the params.yaml and dvc.yaml of the current folder.
 
     *renderer* shows the stage that trains. Raises `ParamsError` if there is no such stage, `StageError` if a
-    dependency of the stage is changed while it runs, and whatever the stage raises.
+    dependency of the stage is changed while it runs or is missing in dvc.yaml, and whatever the stage raises.
     """
     version = version_of(name)
     before = take_snapshot(name)  # first, so that a later change of the files read below is detected
@@ -147,9 +168,10 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     params, paths = read_params(), read_paths()
     if body is not _create_artifact_dir:  # which computes nothing, and so does not import torch
         from_params.prepare_process(params.fit)
-    with explain_user_errors(name):
-        body(params, paths)
+    with guard_deps(name, params, run_stage) as guard, explain_user_errors(name):
+        body(params, paths, guard)
     check_unchanged(before)
+    store_folder_lists(before)
 
 
 @contextmanager

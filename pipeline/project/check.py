@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
-from pipeline.project.paths import parse_paths, read_paths
+from pipeline.project.paths import parse_paths
 from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
@@ -28,7 +28,7 @@ from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
 from stages.data import config as sources
-from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
+from stages.data.config import Digits, Npy, Table, TextFiles
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
@@ -39,12 +39,6 @@ from stages.records.safetensors_format import is_index, read_index
 from stages.runs.retention import BestConfig
 from stages.system.processes import program_command
 
-SECTIONS_BY_STAGE = {
-    "load-data": ("load_data",),
-    "build-learner": ("build_learner",),
-    "fit": ("build_learner", "fit"),
-}
-"""The sections of params.yaml that name the code that a stage runs."""
 ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
@@ -221,43 +215,14 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     ]
 
 
-def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
-    """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
-    definition = read_definition(root / "dvc.yaml")
-    section_of: dict[str, Any] = dict(params)
-    stages, values, lines = stages_of(definition), read_variables(definition), []
-    tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
-    for stage, sections in (SECTIONS_BY_STAGE | tested).items():
-        if stage not in stages:
-            continue  # the project has a stage of its own instead
-        deps = [root / path for path in list_paths(stages[stage], "deps", values)]
-        used = {path for section in sections for path in find_modules(section_of[section], root)}
-        used |= set(find_data_files(section_of[stage.replace("-", "_")]))
-        used |= set(_find_indexed_files(params, root) if stage == "fit" else ())
-        lines += [
-            f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
-            for path in sorted(used)
-            if not any(path.is_relative_to(dep) for dep in deps)
-        ]
-    return lines
-
-
-def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
-    """Yield the modules below *root* that *config* names at any depth."""
-    for name, value, _ in list_strings(config):
-        if name.rpartition(".")[2] in CODE_KEYS and ":" in value:
-            yield from _module(value.partition(":")[0], root)
-
-
 def find_data_files(config: BaseModel) -> Iterator[Path]:
-    """Yield the files and directories of the project that *config* names at any depth, and their shards.
+    """Yield the files and directories that *config* names at any depth, and their shards.
 
     Raises `RecordError` if an index of shards is invalid.
     """
     for _, path in _paths(config, ""):
-        if not path.is_absolute():
-            yield path
-            yield from _shards(path, Path())
+        yield path
+        yield from _shards(path, Path())
 
 
 def _shards(path: Path, root: Path) -> list[Path]:
@@ -266,16 +231,6 @@ def _shards(path: Path, root: Path) -> list[Path]:
     if not (is_index(path) and index.is_file()):
         return []
     return [path.parent / shard.relative_to(index.parent) for shard in read_index(index)]
-
-
-def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
-    """Yield the folder of the project whose files fit reads, if load-data writes or has written an index."""
-    source, materialize = params.load_data.source, params.load_data.materialize
-    if not isinstance(source, ImageFolder) or materialize == "tensors" or Path(source.path).is_absolute():
-        return
-    dataset = root / parse_paths(read_definition(root / "dvc.yaml"), "dvc.yaml").get("dataset", "")
-    if materialize == "index" or (dataset.is_file() and "index" in read_yaml(dataset)):
-        yield Path(source.path)
 
 
 def read_spec(directory: Path, params: Params) -> "learner.LearnerSpec":
@@ -330,15 +285,6 @@ def _advice(path: Path) -> str:
         if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
             return f"Run `dvc pull {pointer}`"
     return "Correct the path"
-
-
-def _module(name: str, root: Path) -> Iterator[Path]:
-    """Yield the file or package of the module *name* if it is below *root*, without importing it."""
-    base = root.joinpath(*name.split("."))
-    for path in (base.with_suffix(".py"), base):
-        if path.exists():
-            yield path
-            return
 
 
 def find_plugin_mistakes(params: Params) -> list[str]:

@@ -8,6 +8,7 @@ run.
 import ast
 import functools
 import hashlib
+import json
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from pathspec import GitIgnoreSpec
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
-from stages.system.files import sha256
+from stages.system.files import md5, sha256
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
@@ -54,6 +55,7 @@ class Snapshot:
     """By file and key, as in "params.yaml: fit"."""
     files: Mapping[Path, FileState]
     """Every file of ``deps``, by its path."""
+    deps: Sequence[str] = ()
 
 
 def take_snapshot(stage: str) -> Snapshot:
@@ -62,7 +64,8 @@ def take_snapshot(stage: str) -> Snapshot:
     entry = stages_of(content).get(stage) or {}
     values = read_variables(content)
     params = dict(_params(interpolate(entry.get("params") or [], values)))
-    return Snapshot(stage, params, _files(list_paths(entry, "deps", values)))
+    deps = list_paths(entry, "deps", values)
+    return Snapshot(stage, params, _files(deps), tuple(deps))
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +158,18 @@ def _files(deps: list[str]) -> dict[Path, FileState]:
             states[path] = state = _read_state(path, remaining)
             remaining -= state.size if state.digest else 0
     return states
+
+
+def list_folder(folder: Path) -> str | None:
+    """Return the list of the files in *folder*, as DVC writes it; None if they are too large to be read.
+
+    The hash of *folder* in dvc.lock is the MD5 of this text.
+    """
+    paths = list(_walk(folder, _read_ignore_rules()))
+    if sum(path.stat().st_size for path in paths) > MAX_HASHED_BYTES:
+        return None
+    files = sorted((path.relative_to(folder).as_posix(), md5(path)) for path in paths)
+    return json.dumps([{"md5": digest, "relpath": name} for name, digest in files])
 
 
 def _read_ignore_rules() -> GitIgnoreSpec:

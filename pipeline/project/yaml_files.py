@@ -1,6 +1,8 @@
 """YAML files, read as DVC reads them, without the config classes, which take long to import."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +74,19 @@ def parse_yaml(text: str, source: Path | str) -> Any:
 def load_yaml(text: str) -> Any:
     """Return the content of *text*, read as DVC reads it. Raises `YAMLError` if it is not valid YAML."""
     try:
-        content = YAML(typ="safe").load(text)
+        content = deepcopy(_parse(text))
         check_aliases(text, content)
     except (ValueError, KeyError) as error:  # a scalar without the type of its form or tag
         raise YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
         raise YAMLError("it is nested too deeply") from error
     return content
+
+
+@lru_cache(maxsize=16)
+def _parse(text: str) -> Any:
+    """Return the content of *text*, which a command reads several times; a copy takes a hundredth of it."""
+    return YAML(typ="safe").load(text)
 
 
 def check_aliases(text: str, content: Any) -> None:

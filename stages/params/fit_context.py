@@ -1,6 +1,6 @@
 """Paths of the stage fit, and the arguments that come from its caller."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,3 +57,5 @@ class FitContext:
     """The params of all stages, for trackers."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Further facts about the run for trackers, such as the commit."""
+    check_reads: Callable[[], None] = lambda: None
+    """Raises an error, before the run is finished, if it has read a file that it does not depend on."""

@@ -16,6 +16,8 @@
       .trash-3f2a…-…        a store that is being removed; the next removal finishes an interrupted one
       durations/            the times that finished runs took
       lock                  the process that works in the project
+      folders/              the files of each folder with code that a stage has depended on
+      missing-deps.json     files that stages have read, and that are not in their deps
       dvc.lock …            the files of the pipeline below
 """
 
@@ -34,6 +36,8 @@ LOGS_FILE = "logs.jsonl"
 HEARTBEAT_FILE = "heartbeat.json"
 TRASH_PREFIX = ".trash-"
 LOCK_SUFFIX = ".lock"
+MISSING_DEPS = "missing-deps.json"
+FOLDERS = "folders"
 RANKS_SUFFIX = ".ranks"
 DURATIONS_FOLDER = "durations"
 

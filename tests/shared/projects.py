@@ -157,6 +157,10 @@ class Project:
         assert old in text, f"{old!r} is not in {name}"
         path.write_text(text.replace(old, new))
 
+    def add_deps(self):
+        """Add the missing deps to dvc.yaml."""
+        self.call("check", "--no-import", "--fix")
+
     def files(self, *names):
         """Return the content of each file below *names* by its path, except for those with times."""
         found = {}

@@ -75,7 +75,11 @@ def trained_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     for package in ("pipeline", "stages"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "dvc.yaml", folder)
+    definition = (ROOT / "dvc.yaml").read_text()
+    for folder_of_code in ("stages/models", "stages/data/sources"):
+        entry = f"      - {folder_of_code}\n"
+        definition = definition.replace(entry, f"{entry}      - mine.py\n      - data.npz\n")
+    (folder / "dvc.yaml").write_text(definition)
     np.savez(folder / "data.npz", inputs=np.random.default_rng(1).random((20, 4)), targets=np.arange(20) % 3)
     project = InProcessProject(folder)
     project.write()
@@ -571,6 +575,7 @@ def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(run, finished)
     (finished.folder / "mine.py").write_text(EXITING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
+    finished.add_deps()
     before = finished.files("artifacts/model.mpk.gz", "artifacts/metrics.json", "artifacts/checkpoint")
     entry = read_fit_entry(finished)
 
@@ -588,6 +593,7 @@ def test_recorded_flow_reports_a_mistake_once(finished, server):
     (finished.folder / "mine.py").write_text(FAILING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
+    finished.add_deps()
 
     failed = finished.call("run", PREFECT_API_URL=server)
 

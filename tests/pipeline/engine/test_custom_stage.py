@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.custom_stage import run_custom_stage
-from pipeline.project.check import check_stages, find_missing_deps
+from pipeline.project.check import check_stages
+from pipeline.project.dependencies import find_missing_deps
 from pipeline.project.params import Params
 from stages.contracts.errors import ParamsError, StageError
 from stages.create_artifact_dir import (

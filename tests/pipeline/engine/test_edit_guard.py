@@ -46,6 +46,7 @@ def editing(with_own_code):
     finished = with_own_code
     (finished.folder / "editing.py").write_text(SOURCE)
     finished.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "editing:load"')
+    finished.add_deps()
     return finished
 
 

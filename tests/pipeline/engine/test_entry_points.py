@@ -52,7 +52,10 @@ def test_run_prints_the_outcome_of_each_stage(finished):
 
     finished.edit("params.yaml", "recorder: default", "recorder: compact")
     lines = finished.call("run").out.splitlines()
-    assert (lines[0], lines[-1]) == ("create-artifact-dir: ran", "save-model: ran")
+    reason = 'save_model.recorder: "default" → "compact"'
+    assert lines[:2] == [f"create-artifact-dir is out of date: {reason}", "create-artifact-dir: ran"]
+    assert lines[-2].startswith(f"save-model is out of date: {reason}; artifacts/config.json")
+    assert lines[-1] == "save-model: ran"
 
     finished.edit("params.yaml", "recorder: compact", "recorder: default")
     assert finished.call("run").out.splitlines()[-1] == "save-model: restored from the run-cache"
@@ -61,7 +64,7 @@ def test_run_prints_the_outcome_of_each_stage(finished):
 def test_run_accepts_the_stages_and_the_options_of_dvc_repro(finished):
     finished.edit("params.yaml", "recorder: default", "recorder: compact")
 
-    assert finished.call("run", "build-learner").out.splitlines() == [
+    assert finished.call("run", "build-learner").out.splitlines()[1:] == [
         *("create-artifact-dir: ran", "load-data: unchanged", "build-learner: unchanged")
     ]
     forced = finished.call("run", "--force", "--downstream", "save-model")

@@ -61,6 +61,7 @@ def edited(finished):
 def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_path):
     (edited.folder / "waiting_model.py").write_text(MODEL)
     edited.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting_model:Waiting"')
+    edited.add_deps()
     edited.ok("git", "add", "waiting_model.py")
     before = checkout(edited)
     other = edited.copied_to(tmp_path / "other")

@@ -56,6 +56,7 @@ def built(tmp_path_factory, checked_out):
     project.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
     project.edit("params.yaml", "batch_size: 32", f"batch_size: {BATCH_SIZE}")
     project.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+    project.add_deps()
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "Train on two devices")
     project.dvc("repro", "build-learner").ok()

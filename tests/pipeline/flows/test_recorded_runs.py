@@ -151,6 +151,7 @@ def test_stage_in_a_flow_run_is_reached_in_ten_calls_and_can_use_workers_of_a_da
     """
     (project.folder / "source.py").write_text(SOURCE)
     project.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "source:load"')
+    project.add_deps()
 
     run = project.call("run", "load-data", PREFECT_API_URL=server)
 

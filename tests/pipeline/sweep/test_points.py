@@ -48,6 +48,7 @@ def swept(tmp_path_factory, checked_out, sweep_in):
     (project.folder / "net.py").write_text(NET)
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", 'kind: "net:Net"\n    width: 8')
+    project.add_deps()
     track_metrics(project)
     project.ok("git", "commit", "-qm", "A model")
     copy = project.copied_to(folder / "alone")

@@ -1,0 +1,337 @@
+"""The files that the stages of dvc.yaml depend on, compared with their ``deps``.
+
+These files are found in two ways: before a stage runs, from params.yaml and from the imports in the code; and
+while it runs, from what the user's code reads (`pipeline.project.reads`). `learner check` reports them all.
+
+A stage does not start if its deps lack a file of the first kind that it will read for certain, and its
+outputs are not recorded if they lack one that it has read. A folder in deps covers what is below it.
+Requirements pin installed packages, and `stages` and `pipeline` have versions: they are not files of the
+project.
+"""
+
+import json
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline.project.check import CODE_KEYS, find_data_files, list_strings
+from pipeline.project.imports import find_imports, find_module, is_of_project, list_import_folders
+from pipeline.project.params import Params
+from pipeline.project.paths import parse_paths, read_paths, runs_root
+from pipeline.project.reads import record_reads
+from pipeline.project.snapshot import interpolate, list_paths, read_variables
+from pipeline.project.yaml_files import read_definition, stages_of
+from stages.contracts.errors import StageError
+from stages.data.config import ImageFolder
+from stages.runs.layout import MISSING_DEPS
+from stages.system.files import sha256, write_text
+
+MAX_FILES = 5
+"""Files of one folder after which the folder is reported instead."""
+SECTIONS_BY_STAGE = {
+    "load-data": ("load_data",),
+    "build-learner": ("build_learner",),
+    "fit": ("build_learner", "fit"),
+}
+"""The sections of params.yaml that name the code that a stage runs."""
+OUTPUT_KEYS = ("loggers", "telemetry")
+"""The keys of params.yaml whose parts write files."""
+TOKENIZER = "tokenizer"
+"""The argument of a text source that is the name of a tokenizer, or the path of one."""
+Deps = dict[str, list[Path]]
+"""Paths of files and folders by the name of a stage."""
+
+
+def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
+    """Return a line for each file that a stage of the project in *root* depends on and that its deps lack."""
+    return [
+        f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
+        for stage, paths in list_missing_deps(params, root).items()
+        for path in paths
+    ]
+
+
+def list_missing_deps(params: Params, root: Path = Path()) -> Deps:
+    """Return the files that each stage of the project in *root* depends on and that its deps lack."""
+    declared = _read_declared(root)
+    noted = _read_notes(root)
+    missing = {
+        stage: [
+            path
+            for path in _simplify(
+                {*_find_used_files(stage, params, root, entry), *noted.get(stage, ())}, root
+            )
+            if not entry.covers(path)
+        ]
+        for stage, entry in declared.items()
+    }
+    return {stage: paths for stage, paths in missing.items() if paths}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The deps and the outputs of a stage in dvc.yaml."""
+
+    command: str
+    deps: list[Path]
+    outs: list[Path]
+    root: Path
+
+    def covers(self, path: Path) -> bool:
+        """Return whether *path* is in deps or below one, or an output of the stage itself."""
+        declared = [*self.deps, *self.outs]
+        if any(path.is_relative_to(entry) for entry in declared):
+            return True
+        real = (self.root / path).resolve()
+        return any(real.is_relative_to((self.root / entry).resolve()) for entry in declared)
+
+
+def _read_declared(root: Path) -> dict[str, Declared]:
+    definition = read_definition(root / "dvc.yaml")
+    values = read_variables(definition)
+    return {
+        name: Declared(
+            str(interpolate(stage.get("cmd"), values)),
+            [_normalize(path, root) for path in list_paths(stage, "deps", values)],
+            [_normalize(path, root) for path in list_paths(stage, "outs", values)],
+            root,
+        )
+        for name, stage in stages_of(definition).items()
+    }
+
+
+def _normalize(path: Path | str, root: Path) -> Path:
+    """Return *path* without ``..`` in the middle, and relative to *root* if it is below that."""
+    base = os.path.abspath(root)  # noqa: PTH100  no link followed
+    place = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  ten times as fast
+    if place == base or place.startswith(f"{base}{os.sep}"):
+        return Path(place[len(base) + 1 :])
+    return Path(place if os.path.isabs(path) else os.path.normpath(path))  # noqa: PTH117
+
+
+def _simplify(paths: Iterable[Path], root: Path) -> list[Path]:
+    """Return *paths* without those below others, sorted; a folder in place of many files that it has."""
+    by_folder = defaultdict[Path, list[Path]](list)
+    for path in {_normalize(path, root) for path in paths}:
+        by_folder[path.parent].append(path)
+    tops = set()
+    for folder, files in by_folder.items():
+        is_folded = len(files) > MAX_FILES and folder not in (Path(), Path(folder.anchor))
+        tops |= {folder} if is_folded else set(files)
+    return sorted(path for path in tops if not tops.intersection(path.parents))
+
+
+def _find_used_files(
+    stage: str, params: Params, root: Path, declared: Declared, *, certain: bool = False
+) -> set[Path]:
+    """Return the code and the data that *stage* uses according to params and to its code.
+
+    With *certain*, return what it reads in any case, and that exists.
+    """
+    section_of: dict[str, Any] = dict(params)
+    section_of["fit"] = params.fit.model_copy(update=dict.fromkeys(OUTPUT_KEYS, ()))
+    sections = SECTIONS_BY_STAGE.get(stage, ())
+    data = {*_find_named_data(section_of[sections[-1]], root, certain=certain)} if sections else set[Path]()
+    if stage == "fit":
+        data |= {*_find_indexed_files(params, root)}
+    if stage == "save-model" and _may_test(root, certain=certain):
+        sections = SECTIONS_BY_STAGE["fit"]
+    modules = {path for section in sections for path in find_modules(dict(params)[section], root)}
+    modules |= set() if certain else {*_find_programs(declared.command, root)}
+    if certain:
+        modules = {path for path in modules if is_of_project(path)}
+        data = {path for path in data if (root / path).exists()}
+    code = [path / "__init__.py" if (root / path).is_dir() else path for path in modules]
+    return modules | data | find_imports(code, root, certain=certain)
+
+
+def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
+    """Yield the modules and packages below *root* that *config* names at any depth."""
+    folders = list_import_folders(root)
+    for name, value, _ in list_strings(config):
+        is_code = name.rpartition(".")[2] in CODE_KEYS and ":" in value
+        path = find_module(value.partition(":")[0], root, folders) if is_code else None
+        if path is not None:
+            yield path
+
+
+def _find_programs(command: str, root: Path) -> Iterator[Path]:
+    """Yield the programs of the project that *command*, that of a stage, runs."""
+    words = shlex.split(command)
+    for previous, word in zip(["", *words], words, strict=False):
+        if word.endswith(".py") and (root / word).is_file():
+            yield Path(word)
+            continue
+        path = find_module(word, root, [Path()]) if previous == "-m" else None
+        if path is not None and is_of_project(path):
+            yield path
+
+
+def _find_named_data(config: BaseModel, root: Path, *, certain: bool) -> Iterator[Path]:
+    """Yield what *config* names as data; if not *certain*, also any argument of a part that is a file."""
+    yield from find_data_files(config)
+    for name, value, _ in list_strings(config):
+        is_argument = ("." in value or "/" in value) and not certain
+        if (is_argument or name.endswith(TOKENIZER)) and os.path.isfile(root / value):  # noqa: PTH113  any text
+            yield Path(value)
+
+
+def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
+    """Yield the folder whose files fit reads, if load-data writes or has written an index."""
+    source, materialize = params.load_data.source, params.load_data.materialize
+    if not isinstance(source, ImageFolder) or materialize == "tensors":
+        return
+    if materialize == "index" or "index" in _read_dataset(root):
+        yield Path(source.path)
+
+
+def _may_test(root: Path, *, certain: bool) -> bool:
+    """Return whether save-model runs the code of the model; if not *certain*, whether other data need it."""
+    is_declared = "test" in read_paths(root / "dvc.yaml")
+    return is_declared and (not certain or "test" in _read_dataset(root).get("counts", ()))
+
+
+def _read_dataset(root: Path) -> dict[str, Any]:
+    """Return the content of dataset.json; empty if load-data has not written it."""
+    definition = read_definition(root / "dvc.yaml")
+    with suppress(OSError, ValueError):
+        return dict(json.loads((root / parse_paths(definition, "dvc.yaml").get("dataset", "")).read_bytes()))
+    return {}
+
+
+@dataclass(frozen=True)
+class DepsGuard:
+    """The check of what a stage in the current folder has read; `guard_deps` creates it."""
+
+    stage: str
+    declared: Declared
+    modules: frozenset[Path]
+    """The code of the stage that is known before it runs."""
+
+    def check(self) -> None:
+        """Raise `StageError` if the stage has read a file that its deps do not cover, and note that file."""
+        readers = self._find_uncovered()
+        if readers:
+            _write_notes(self.stage, readers)
+            raise _build_error(self.stage, _simplify(readers, Path()))
+
+    def check_if_grown(self) -> None:
+        """Check after each step of a training, which is fast as long as nothing else was read."""
+        recorder = record_reads()
+        if recorder.count() != recorder.checked:
+            self.check()
+            recorder.checked = recorder.count()
+
+    def _find_uncovered(self) -> dict[Path, str]:
+        """Return the files that are not covered, with the module that reads each."""
+        recorder = record_reads()
+        recorder.drain()
+        readers = dict(recorder.by_stage)
+        waiting = [str(path.absolute()) for path in self.modules] + list(readers)
+        seen = set(waiting)
+        while waiting:
+            reader = waiting.pop()
+            for path in recorder.by_import.get(reader, set()) - seen:
+                readers[path] = reader
+                waiting.append(path)
+                seen.add(path)
+        stable = {
+            _normalize(path, Path()): reader for path, reader in readers.items() if recorder.is_stable(path)
+        }
+        return {path: reader for path, reader in stable.items() if not self.declared.covers(path)}
+
+
+@contextmanager
+def guard_deps(
+    stage: str, params: Params, body: Callable[..., Any], programs: Iterable[Path] = ()
+) -> Iterator[DepsGuard]:
+    """Record what *body*, which runs *stage* with *params*, reads in the block; yield the check of it.
+
+    *programs* are the user's code besides that in params. Raises `StageError` before the block if deps lack a
+    file that the stage will read, and after it if they lack one that it has read.
+    """
+    root = Path()
+    declared = _read_declared(root).get(stage)
+    if declared is None:
+        declared = Declared("", [], [root], root)  # a stage without an entry has no deps
+    used = _find_used_files(stage, params, root, declared, certain=True)
+    used |= {*programs, *find_imports(programs, root, certain=True)}
+    _check_known(stage, declared, used, _read_notes(root))
+    guard = DepsGuard(stage, declared, frozenset(used))
+    covered = [str((root / path).absolute()) for path in (*declared.deps, *declared.outs)]
+    with record_reads().recording(body, covered):
+        yield guard
+        guard.check()
+
+
+def check_deps(params: Params, stages: Iterable[str]) -> None:
+    """Raise `StageError` if one of *stages* in dvc.yaml lacks a dependency that is known before it runs.
+
+    DVC would find such a stage up to date after an edit of that file.
+    """
+    declared, notes = _read_declared(Path()), _read_notes(Path())
+    for stage in stages:
+        _check_known(
+            stage,
+            declared[stage],
+            _find_used_files(stage, params, Path(), declared[stage], certain=True),
+            notes,
+        )
+
+
+def _check_known(stage: str, declared: Declared, used: Iterable[Path], notes: Deps) -> None:
+    missing = {path for path in {*used, *notes.get(stage, ())} if not declared.covers(path)}
+    if missing:
+        raise _build_error(stage, _simplify(missing, declared.root))
+
+
+def _build_error(stage: str, missing: Iterable[Path]) -> StageError:
+    entries = "".join(f"\n      - {path.as_posix()}" for path in missing)
+    return StageError(
+        f"{stage} reads files that its deps in dvc.yaml lack, so an edit of them would not rerun it, and its "
+        "outputs are not recorded. Run `learner check --fix`, which adds these lines to the deps of "
+        f"{stage}, and then the same command again:{entries}"
+    )
+
+
+def _read_notes(root: Path) -> Deps:
+    """Return the files that stages have read without a dependency, and would read again, by stage."""
+    notes: Deps = {}
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        content = json.loads((root / runs_root() / MISSING_DEPS).read_text(encoding="utf-8"))
+        for stage, files in content.items():
+            notes[stage] = [Path(name) for name, reader in files.items() if _is_current(name, reader, root)]
+    return notes
+
+
+def _is_current(name: str, reader: list[str], root: Path) -> bool:
+    """Return whether the file *name* exists, and *reader*, a module and its hash, is unchanged."""
+    path, digest = reader
+    return (root / name).exists() and _hash(root / path) == digest
+
+
+def _write_notes(stage: str, readers: Mapping[Path, str]) -> None:
+    """Note for the next `learner check`, and the next run, what *stage* has read."""
+    path = runs_root() / MISSING_DEPS
+    notes = {}
+    with suppress(OSError, ValueError):
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    modules = {name: _normalize(reader, Path()) for name, reader in readers.items()}
+    notes[stage] = {
+        name.as_posix(): [module.as_posix(), _hash(module)] for name, module in sorted(modules.items())
+    }
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(notes, indent=1) + "\n")
+
+
+def _hash(path: Path) -> str:
+    with suppress(OSError):
+        return sha256(path)
+    return ""

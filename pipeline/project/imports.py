@@ -1,0 +1,161 @@
+"""The modules of a project that a file imports, which are found by reading the code and not by running it.
+
+A module of a project is a file below its folder that is neither installed nor part of ``stages`` or
+``pipeline``: these have a VERSION, or their content is a dependency (see `pipeline.project.versions`).
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+OUR_PACKAGES = ("stages", "pipeline")
+INSTALLED = ("site-packages", "dist-packages", "node_modules")
+IMPORT_FUNCTIONS = ("import_module", "__import__")
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement, or a call of `importlib.import_module` with a literal name."""
+
+    module: str
+    """The dotted name; empty for ``from . import name``."""
+    names: tuple[str, ...] = ()
+    """The names that a ``from`` imports, each of which may be a module."""
+    level: int = 0
+    """The number of dots of a relative import."""
+    is_certain: bool = True
+    """Whether it runs whenever its module is imported: it is neither in a function nor under a condition."""
+
+
+def find_imports(files: Iterable[Path], root: Path, *, certain: bool = False) -> set[Path]:
+    """Return the modules of the project in *root* that *files* import, directly or through each other.
+
+    The paths are relative to *root*, as *files* are. With *certain*, imports in functions and under
+    conditions are left out. A file that cannot be read or parsed imports nothing.
+    """
+    folders = list_import_folders(root)
+    waiting, modules = list(files), set[Path]()
+    while waiting:
+        path = waiting.pop()
+        imported = {
+            module
+            for entry in read_imports(root / path)
+            if entry.is_certain or not certain
+            for module in _resolve(entry, path, root, folders)
+        }
+        waiting += imported - modules
+        modules |= imported
+    return modules
+
+
+def list_import_folders(root: Path) -> list[Path]:
+    """Return the folders below *root* in which Python looks for modules, relative to it; *root* is first."""
+    base = root.absolute()
+    below = [Path(entry).relative_to(base) for entry in sys.path if Path(entry).is_relative_to(base)]
+    return list(dict.fromkeys([Path(), *(folder for folder in below if is_of_project(folder))]))
+
+
+def is_of_project(path: Path) -> bool:
+    """Return whether *path*, relative to a project, is neither hidden nor installed nor in our packages."""
+    parts = path.parts
+    return not (
+        parts[:1] == ("..",)
+        or parts[:1] in [(name,) for name in OUR_PACKAGES]
+        or any(part in INSTALLED or part.startswith(".") for part in parts)
+    )
+
+
+def find_module(name: str, root: Path, folders: Iterable[Path]) -> Path | None:
+    """Return the file or the package of the module *name* in one of *folders* of *root*, if it is there."""
+    for folder in folders:
+        base = folder.joinpath(*name.split("."))
+        for path in (base.with_suffix(".py"), base):
+            if (root / path).exists():
+                return path
+    return None
+
+
+def read_imports(path: Path) -> list[Import]:
+    """Return the imports in the file *path*, except for those that only a type checker executes."""
+    try:
+        return _parse_imports(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+
+
+@lru_cache(maxsize=256)
+def _parse_imports(source: bytes) -> list[Import]:
+    return list(_read_statements(ast.parse(source).body, is_certain=True))
+
+
+def _read_statements(body: list[ast.stmt], *, is_certain: bool) -> Iterator[Import]:
+    for statement in body:
+        if isinstance(statement, ast.If) and _is_not_imported(statement.test):
+            yield from _read_statements(statement.orelse, is_certain=is_certain)
+        elif isinstance(statement, ast.Try | ast.With | ast.ClassDef):
+            yield from _read_statements(statement.body, is_certain=is_certain)
+            others = [getattr(statement, name, []) for name in ("orelse", "finalbody")]
+            handlers = [handler.body for handler in getattr(statement, "handlers", [])]
+            for part in (*others, *handlers):
+                yield from _read_statements(part, is_certain=False)
+        else:
+            is_direct = isinstance(statement, ast.Import | ast.ImportFrom | ast.Expr | ast.Assign)
+            yield from _read_nodes(statement, is_certain=is_certain and is_direct)
+
+
+def _is_not_imported(test: ast.expr) -> bool:
+    """Return whether *test* is false in a module that is imported."""
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
+
+
+def _read_nodes(statement: ast.stmt, *, is_certain: bool) -> Iterator[Import]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, is_certain=is_certain) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            yield Import(node.module or "", names, node.level, is_certain)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function, name = ast.unparse(node.func).rpartition(".")[2], node.args[0].value
+            if function in IMPORT_FUNCTIONS and isinstance(name, str) and not name.startswith("."):
+                yield Import(name, is_certain=is_certain)
+
+
+def _resolve(entry: Import, importer: Path, root: Path, folders: list[Path]) -> Iterator[Path]:
+    """Yield the files of the project that *entry* in the file *importer* loads: packages and modules."""
+    if entry.level:
+        folders = [Path(*importer.parts[: len(importer.parts) - entry.level])]
+    elif entry.module.partition(".")[0] in (*OUR_PACKAGES, *sys.stdlib_module_names):
+        return
+    names = entry.module.split(".") if entry.module else []
+    for folder in folders:
+        files, place = _follow(names, folder, root)
+        if place is not None:
+            yield from files
+            for name in entry.names:
+                yield from _follow([name], place, root)[0]
+            return
+        if files:
+            yield from files
+            return
+
+
+def _follow(names: list[str], folder: Path, root: Path) -> tuple[list[Path], Path | None]:
+    """Return the files that *names*, the parts of a dotted name, load from *folder*, and the last folder.
+
+    The folder is None if a name is no package. A folder without ``__init__.py`` is a namespace package.
+    """
+    files = []
+    for name in names:
+        package, module = folder / name, folder / f"{name}.py"
+        if (root / package / "__init__.py").is_file():
+            files.append(package / "__init__.py")
+        elif (root / module).is_file():
+            return [*files, module], None
+        elif not (root / package).is_dir():
+            return files, None
+        folder = package
+    return files, folder

@@ -1,0 +1,182 @@
+"""The files that the user's code reads while a stage runs, in this process and in the workers that it forks.
+
+An audit hook receives each file that Python opens, and the stack has the module that opens it. What a module
+loads when it is imported belongs to every later stage of this process that uses the module; what a function
+reads belongs to the stage that calls it.
+
+Only the user's code counts, and that is the code which is a dependency by content: the modules of the
+project, and the shipped sources and models. The other parts of this package have a VERSION. A module of the
+project counts whatever it is for, also as a logger: its code runs in the process that computes.
+"""
+
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import stages
+from pipeline.project.imports import INSTALLED, is_of_project
+
+WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib", "/run/", *sysconfig.get_paths().values())
+"""Beginnings of the paths that belong to the machine or to the installation, and not to a run."""
+SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", "data/sources"))
+"""Our code that is a dependency by content; the rest has a VERSION."""
+MODULE = "<module>"
+"""The name of the code that runs when a module is imported."""
+IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+MAX_FILES = 10_000
+"""Most files that are noted in a stage; a folder of more is reported by those."""
+
+
+class ReadRecorder:
+    """The reads of the user's code in this process, which `record_reads` installs."""
+
+    def __init__(self) -> None:
+        self.by_import: defaultdict[str, set[str]] = defaultdict(set)
+        """By the path of a module: the modules and files that it has loaded, since the process started."""
+        self.by_stage: dict[str, str] = {}
+        """By the path of a file: the module that has read it in the current stage."""
+        self._folder = ""
+        self._is_covered: Callable[[str], bool] = bool
+        self._is_user_code: dict[str, bool] = {}
+        self._body: Any = None
+        self._written: set[str] = set()
+        self._process, self._drained = 0, 0
+        self._from_workers: Any = None
+        self._started_ns = 0
+        self.checked = 0
+        """The value of `count` at the last check."""
+
+    @contextmanager
+    def recording(self, body: Callable[..., Any], covered: Collection[str]) -> Iterator[None]:
+        """Record the reads below the function *body* of a stage in the current folder, in the block.
+
+        Files in *covered*, which are deps and outputs of the stage, and below them are left out.
+        """
+        names, folders = frozenset(covered), tuple(f"{name}{os.sep}" for name in covered)
+        self._is_covered = lambda path: path in names or path.startswith(folders)
+        self._folder, self._body = f"{Path.cwd()}{os.sep}", inspect.unwrap(body).__code__
+        self._is_user_code, self.by_stage, self._written, self._drained = {}, {}, set(), 0
+        with tempfile.TemporaryFile(buffering=0) as self._from_workers:  # forks inherit it
+            self._started_ns = os.fstat(self._from_workers.fileno()).st_ctime_ns
+            self._process, self.checked = os.getpid(), self.count()
+            try:
+                yield
+            finally:
+                self._process = 0
+
+    def count(self) -> int:
+        """Return a number that grows with each file that the stage has read."""
+        return len(self.by_stage) + sum(map(len, self.by_import.values())) + self._size_of_reports()
+
+    def drain(self) -> None:
+        """Add what the workers have reported."""
+        end = self._size_of_reports()
+        text = os.pread(self._from_workers.fileno(), end - self._drained, self._drained)
+        self._drained = end
+        for line in text.decode(errors="surrogateescape").splitlines():
+            importer, reader, path = line.split("\t")
+            self._add(importer, reader, path)
+
+    def is_stable(self, path: str) -> bool:
+        """Return whether the file *path* exists, and was not written since the stage began."""
+        with suppress(OSError):
+            return (
+                path not in self._written
+                and os.path.isfile(path)  # noqa: PTH113  as fast as it gets
+                and os.stat(path).st_ctime_ns <= self._started_ns  # noqa: PTH116
+            )
+        return False
+
+    def note(self, name: Any, flags: int) -> None:
+        """Record that this process opens the file *name*, if the user's code does."""
+        if not self._process or isinstance(name, int):
+            return
+        path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100  no link followed
+        if flags & WRITING:
+            self._written.add(path)
+            return
+        path = _source_of(path)
+        if not self._is_relevant(path):
+            return
+        opener = sys._getframe(2)  # noqa: SLF001  the fast way to the stack
+        importer, reader = self._find_reader(opener)
+        if not path.endswith(".py"):
+            if reader:
+                self._report(importer, reader, path)
+        elif opener.f_code.co_filename == IMPORT_SYSTEM:  # and not a program that shows source lines
+            self._report(reader, reader, path)
+
+    def _is_relevant(self, path: str) -> bool:
+        if path in self.by_stage:
+            return False
+        if path.startswith(self._folder):
+            return is_of_project(Path(path[len(self._folder) :])) and not self._is_covered(path)
+        is_elsewhere = (
+            path.startswith(SYSTEM) or "/." in path or any(f"/{name}/" in path for name in INSTALLED)
+        )
+        return not (is_elsewhere or path.endswith(".py") or self._is_covered(path))
+
+    def _find_reader(self, frame: FrameType | None) -> tuple[str, str]:
+        """Return the innermost module of the user that is being imported, and the one whose code runs."""
+        reader = ""
+        while frame is not None and frame.f_code is not self._body:
+            path = frame.f_code.co_filename
+            if self._is_of_user(path):
+                reader = reader or path
+                if frame.f_code.co_name == MODULE:
+                    return path, reader
+            frame = frame.f_back
+        return "", reader
+
+    def _is_of_user(self, path: str) -> bool:
+        if path not in self._is_user_code:
+            is_below = path.startswith(self._folder) and is_of_project(Path(path[len(self._folder) :]))
+            self._is_user_code[path] = is_below or path.startswith(SHIPPED_CODE)
+        return self._is_user_code[path]
+
+    def _report(self, importer: str, reader: str, path: str) -> None:
+        """Record a read; a worker also reports it to the process of the stage, once."""
+        if len(self.by_stage) < MAX_FILES:
+            self._add(importer, reader, path)
+            if os.getpid() != self._process and "\n" not in path:
+                line = f"{importer}\t{reader}\t{path}\n".encode(errors="surrogateescape")
+                os.write(self._from_workers.fileno(), line)
+
+    def _add(self, importer: str, reader: str, path: str) -> None:
+        if importer:
+            self.by_import[importer].add(path)
+        if not importer or path.endswith(".py"):
+            self.by_stage[path] = reader
+
+    def _size_of_reports(self) -> int:
+        return os.fstat(self._from_workers.fileno()).st_size
+
+
+@functools.cache
+def record_reads() -> ReadRecorder:
+    """Return the recorder of this process, which the first call installs. An audit hook cannot be removed."""
+    recorder = ReadRecorder()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            with suppress(Exception):  # it would be raised in the code that opens the file
+                recorder.note(arguments[0], arguments[2] or 0)
+
+    sys.addaudithook(hook)
+    return recorder
+
+
+def _source_of(path: str) -> str:
+    """Return the source of *path* if that is the compiled code of a module, and *path* otherwise."""
+    folder, separator, name = path.rpartition(f"{os.sep}__pycache__{os.sep}")
+    return f"{folder}{os.sep}{name.partition('.')[0]}.py" if separator else path
