@@ -193,3 +193,10 @@ def test_summary_names_the_unit_of_a_step(start, tiny, tmp_path, capsys, schedul
     start(tmp_path, epochs=1).summary().build(net(), Sgd(momentum=0.9), schedule).fit(*loaders())
 
     assert line in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("per", ["batch", "epoch"])
+def test_schedule_of_a_class_steps_per_what_params_say(per):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+    assert build_torch_scheduler(ScheduleUse(kind="polynomial", per=per), optimizer).per == per

@@ -209,3 +209,11 @@ def test_class_only_in_last_batch_counts_in_epoch():
     epoch = metric.measure(batches[0]) + metric.measure(batches[1])
 
     assert epoch.value == pytest.approx(100 * (1 + 1 + 0.5) / 3)
+
+
+def test_a_class_beyond_the_logits_is_never_among_the_first_k_and_ties_are_cut_in_each_row():
+    rows = [[1.0, 1.0, 1.0], [0.0, 1.0, 2.0], [NAN, 1.0, 2.0]]
+
+    values = [TopKAccuracyMetric(2).measure(output_of(rows, [column] * 3)).value for column in range(4)]
+
+    assert values == [pytest.approx(value / 3) for value in (100, 200, 100, 0)]

@@ -140,3 +140,12 @@ def test_path_without_records_is_an_error(tmp_path):
         next(verify_path(tmp_path / "missing"))
     with pytest.raises(RecordError, match=r"no record in .*: no file name ends in one of .*\.mpk\.gz, "):
         next(verify_path(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".bin"])
+def test_only_a_file_that_begins_as_a_record_is_one_if_other_programs_use_its_suffix(suffix, tmp_path):
+    beginning = {".json": b' { "metadata": {', ".bin": b"\x03f32\x03i"}[suffix]
+    (tmp_path / f"record{suffix}").write_bytes(beginning)
+    (tmp_path / f"other{suffix}").write_bytes(b" " * 300 + beginning)
+
+    assert [verdict.name for verdict in verify_path(tmp_path)] == [str(tmp_path / f"record{suffix}")]

@@ -36,3 +36,11 @@ def test_stores_locks_and_trash_are_told_apart_by_their_names(tmp_path):
     assert layout.locks(tmp_path) == [layout.lock_of(tmp_path / key)] == [tmp_path / f"{key}.lock"]
     assert layout.trash(tmp_path) == [tmp_path / f".trash-{key}-01234567"]
     assert layout.new_trash_path(tmp_path / key).name.startswith(f".trash-{key}-")
+
+
+def test_only_a_lock_with_content_names_a_process(tmp_path):
+    held, released = (layout.lock_of(tmp_path / (4 * key)) for key in ("3f2a", "3f2b"))
+    held.write_text("7")
+    released.touch()
+
+    assert layout.list_named_locks(tmp_path) == [held]

@@ -168,6 +168,7 @@ def test_epoch_without_a_ledger_line_must_have_the_logs_of_the_newest_epoch(stor
     (store / "valid/epoch-1/Accuracy.log").unlink()
 
     assert ledger.read(2)["valid/epoch-1/Accuracy.log"] == UNREADABLE
+    assert "train/epoch-2/Loss.log" in ledger.read(2)
     assert "train/epoch-1/Loss.log" not in ledger.read(2)
 
 
