@@ -27,6 +27,10 @@ from stages.system.files import read_regular
 
 _LINK_MODE = "120000 "
 """Beginning of the entry for a symbolic link that git prints."""
+_SUBMODULE_MODE = "160000 "
+_CHANGED_SUBMODULE = re.compile(r"1 \S+ S.M.(?: \S+){5} (.+)")
+"""Matches the line of `git status` for a submodule with changes in files that it tracks."""
+SUBMODULES_FILE = ".gitmodules"
 _LINK_ENTRY = b"\0\0\xa0\0"
 """The mode of a symbolic link in git's index."""
 _SHARED_INDEX = b"link"
@@ -77,6 +81,24 @@ def list_tracked_files(folder: Path) -> dict[Path, bool]:
     listed = run_git(folder, "ls-files", "-z", "--stage")
     entries = (line.partition("\t") for line in listed.split("\0") if line)
     return {Path(name): entry.startswith(_LINK_MODE) for entry, _, name in entries}
+
+
+def list_submodules(folder: Path) -> dict[Path, str]:
+    """Return path to commit of each submodule of the repository whose top-level folder is *folder*."""
+    if not (folder / SUBMODULES_FILE).exists():
+        return {}
+    listed = run_git(folder, "ls-files", "-z", "--stage").split("\0")
+    entries = (line.partition("\t") for line in listed if line.startswith(_SUBMODULE_MODE))
+    return {Path(path): entry.split()[1] for entry, _, path in entries}
+
+
+def list_changed_submodules(folder: Path) -> list[str]:
+    """Return the path of each submodule of the repository *folder* with changes in files that it tracks."""
+    if not (folder / SUBMODULES_FILE).exists():
+        return []
+    options = ("--porcelain=2", "-z", "--ignore-submodules=none", "--untracked-files=no")
+    matches = map(_CHANGED_SUBMODULE.match, run_git(folder, "status", *options).split("\0"))
+    return [match[1] for match in matches if match]
 
 
 def may_track(folder: Path, names: Sequence[str]) -> bool:
