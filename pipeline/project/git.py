@@ -76,7 +76,7 @@ def list_tracked_files(folder: Path) -> dict[Path, bool]:
 
     The paths are relative to *folder*. Raises `StageError` if git cannot read the repository.
     """
-    if _find_repository(folder) is None:
+    if find_top(folder) is None:
         return {}
     listed = run_git(folder, "ls-files", "-z", "--stage")
     entries = (line.partition("\t") for line in listed.split("\0") if line)
@@ -106,20 +106,21 @@ def may_track(folder: Path, names: Sequence[str]) -> bool:
 
     The index itself is searched: a process of git takes longer than all else that a light command does.
     """
-    repository = _find_repository(folder)
-    if repository is None:
+    top = find_top(folder)
+    if top is None:
         return False
     try:
-        index = read_regular(repository / "index")
+        index = read_regular(top / ".git/index")
     except OSError:  # none yet, or in another folder, as for a worktree
         return True
     signs = (_LINK_ENTRY, _SHARED_INDEX, *(name.encode() for name in names))
     return not index.startswith(_PLAIN_INDEXES) or any(sign in index for sign in signs)
 
 
-def _find_repository(folder: Path) -> Path | None:
+def find_top(folder: Path) -> Path | None:
+    """Return the top-level folder of the repository of *folder*; None without a repository."""
     folders = (folder.absolute(), *folder.absolute().parents)
-    return next((parent / ".git" for parent in folders if (parent / ".git").exists()), None)
+    return next((parent for parent in folders if (parent / ".git").exists()), None)
 
 
 def run_git(folder: Path, *arguments: str) -> str:
