@@ -31,6 +31,7 @@ def check(
     from pipeline.project.check import (
         find_late_mistakes,
         find_missing_data,
+        find_outside_data,
         find_plugin_mistakes,
         list_imported_parts,
     )
@@ -60,6 +61,8 @@ def check(
     if missing:
         raise typer.Exit(1)
     print_text("params.yaml is valid")
+    for line in find_outside_data(params):
+        print_text(line)
     if params.save_model.note:
         print_text(params.save_model.note)
 

@@ -10,7 +10,8 @@ import typer
 
 from pipeline.commands.options import AsJson, flag, print_json
 from pipeline.project.paths import runs_root
-from stages.contracts.errors import ParamsError, RecordError, StageError
+from stages.contracts.deliveries import can_be_sent
+from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
 from stages.runs.file_names import (
@@ -22,16 +23,17 @@ from stages.runs.file_names import (
     trainer_name,
 )
 from stages.runs.key import differences, format_value, leaves, run_key
-from stages.runs.layout import FINISHED_FILE
+from stages.runs.layout import FINISHED_FILE, TELEMETRY_FOLDER, list_logger_folders, lock_of
 from stages.runs.manifest import LogLedger, find_damage, read_finished
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 from stages.runs.store import prune as prune_finished
-from stages.runs.store import prune_unfinished, read_json
+from stages.runs.store import prune_unfinished, read_json, remove_sent_folder
+from stages.system.file_lock import hold_lock
 
 app = typer.Typer(
     name="runs",
-    help="List, inspect, verify and remove run stores, from which interrupted training resumes.",
+    help="List, inspect, verify, send and remove run stores, from which interrupted training resumes.",
     no_args_is_help=True,
 )
 KEY_HELP = "Key of the run, or the beginning of the key."
@@ -114,8 +116,37 @@ def prune(
         removed += prune_unfinished(root)
     for key in removed:
         print_line(f"removed {key}")
+        if (files := root / TELEMETRY_FOLDER / key).exists():
+            print_line(f"kept in {files} what no tracker has received. Run `learner runs sync`")
     if not removed:
         print_line("nothing to remove")
+
+
+@app.command()
+def sync() -> None:
+    """Send to the trackers what they have not received of finished, interrupted and removed runs.
+
+    Send the values for a server that did not respond, and runs that W&B has stored offline. The arguments
+    of a tracker are those in fit.loggers of params.yaml. Exit with code 1 if one fails; then its files stay.
+
+    Example: learner runs sync
+    """
+    from pipeline.project.params import read_params
+    from stages.loggers import send_pending_events
+
+    uses, problems, sent = read_params().fit.loggers, 0, 0
+    for key, folder in list_logger_folders(runs_root()):
+        with suppress(RunInUseError), hold_lock(lock_of(runs_root() / key)):
+            if not (folder.is_dir() and can_be_sent(folder)):
+                continue
+            problem = send_pending_events(uses, folder)
+            print_line(f"run {key}: {folder.name}: {problem or 'sent'}")
+            problems, sent = problems + bool(problem), sent + 1
+            remove_sent_folder(runs_root(), folder)
+    if problems:
+        raise typer.Exit(1)
+    if not sent:
+        print_line("nothing to send")
 
 
 @app.command()

@@ -21,6 +21,8 @@ class MetricCurve:
     """Epoch to value, ascending; at least one."""
     better: Direction | None
     """Which values are better; None if unknown, and then no value is the best."""
+    open_epoch: int | None = None
+    """The epoch in progress, whose value is a mean until now; None if every epoch is finished."""
 
     @property
     def name(self) -> str:
@@ -34,13 +36,19 @@ class MetricCurve:
 
     @property
     def last(self) -> float:
-        """The value of the last epoch."""
-        return self.series[max(self.series)]
+        """The value of the last epoch, or of the last finished one if there is one."""
+        return self._finished[max(self._finished)]
+
+    @property
+    def _finished(self) -> Mapping[int, float]:
+        """The values that can be compared with those of other runs."""
+        finished = {epoch: value for epoch, value in self.series.items() if epoch != self.open_epoch}
+        return finished or self.series
 
     @cached_property
     def best_epoch(self) -> int | None:
-        """The epoch with the best finite value, the earlier of two equal ones, or None."""
-        finite = [epoch for epoch, value in self.series.items() if math.isfinite(value)]
+        """The finished epoch with the best finite value, the earlier of two equal ones, or None."""
+        finite = [epoch for epoch, value in self._finished.items() if math.isfinite(value)]
         if not finite or self.better is None:
             return None
         sign = 1.0 if self.better is Direction.LOWEST else -1.0

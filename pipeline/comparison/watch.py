@@ -16,6 +16,7 @@ from pipeline.comparison.collection import PlotData, direction_of, read_plot_dat
 from pipeline.comparison.page import PageContent, build_content, build_watched_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.project.git import run_git
+from pipeline.project.params import read_params
 from pipeline.project.paths import runs_root
 from pipeline.project.revisions.files import TRACKED, LocalCache, RevisionFiles, open_cache, read_runs
 from pipeline.project.yaml_files import read_yaml
@@ -23,6 +24,7 @@ from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.loggers.log_files import read_history
 from stages.runs.heartbeat import Beat
+from stages.runs.key import plain
 from stages.runs.layout import stores
 from stages.runs.overview import Run, State, read_run
 from stages.system.processes import working_directory
@@ -102,20 +104,24 @@ class Watcher:
 def read_live_run(run: Run) -> RunSummary | None:
     """Return the run *run* that is at work, with the values until now; None if they cannot be read.
 
-    The params are those in the folder of its process, overridden by those of the run's key.
+    The params are those in the folder of its process, except for those that were edited after the run began:
+    they have the values of its key. The epoch in progress is neither the best nor the last.
     """
     folder = working_directory(run.owner.pid) if run.owner else None
     if folder is None or run.beat is None:
         return None
     try:
-        params = flatten(read_yaml(Path(folder, PARAMS)))
+        params = read_params_of(Path(folder, PARAMS), run.entries.get("params", {}))
         history = read_history(run.path)
     except StageError:
         return None  # the process has ended, or is writing a line of a log
-    params |= flatten({"fit": run.entries.get("params", {})})
     curves = [
         MetricCurve(
-            split.value, metric, dict(zip(series.epochs, series.values, strict=True)), direction_of(metric)
+            split.value,
+            metric,
+            dict(zip(series.epochs, series.values, strict=True)),
+            direction_of(metric),
+            run.beat.epoch if split.value == run.beat.split else None,
         )
         for (split, metric), series in history.columns().items()
     ]
@@ -127,6 +133,16 @@ def read_live_run(run: Run) -> RunSummary | None:
         epochs=history.epochs or None,
         notes=(f"at work in epoch {run.beat.epoch} of {run.beat.epochs}; that epoch has the mean until now",),
     )
+
+
+def read_params_of(path: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the params in *path*, as dvc.lock has them, with those of fit that a key has *recorded*.
+
+    A key has every param with its default, in one form, and dvc.lock those in the file, as they are written.
+    """
+    params = flatten(read_yaml(path))
+    before, now = flatten({"fit": recorded}), flatten({"fit": plain(read_params(path).fit.key_params())})
+    return params | {name: value for name, value in before.items() if now.get(name) != value}
 
 
 def build_server(watcher: Watcher, port: int) -> "Server":

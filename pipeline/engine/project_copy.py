@@ -20,9 +20,20 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.project.git import find_head, git_error, read_objects, run_git, try_git
+from pipeline.project.git import (
+    MAX_LISTED_FILES,
+    find_head,
+    git_error,
+    list_changed_submodules,
+    list_submodules,
+    read_objects,
+    run_git,
+    try_git,
+)
 from pipeline.project.paths import SITE_CACHE_VARIABLE
+from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
+from stages.contracts.text import join_names
 from stages.runs.layout import RUNS_FOLDER
 from stages.system.file_lock import hold_lock
 from stages.system.processes import pids_below
@@ -95,6 +106,11 @@ def freeze(root: Path) -> FrozenProject:
     changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
         raise _index_error(root) or git_error(root, ("stash", "create"), changed)
+    if submodules := list_changed_submodules(top):
+        raise StageError(
+            f"the submodule {join_names(submodules, MAX_LISTED_FILES)} has changes that are in no commit, "
+            "and an experiment has the files of commits. Commit them in the submodule"
+        )
     return FrozenProject(root, top, head, changed.stdout.strip() or head)
 
 
@@ -123,8 +139,8 @@ def find_untracked_code(root: Path) -> list[str]:
 def temporary_copy(base: FrozenProject, place: Path) -> Iterator[Path]:
     """Yield the folder of the project *base* in a clone at *place*, and remove the clone after the block.
 
-    The clone shares git's objects, DVC's cache and the run stores with the project. A clone of an earlier
-    attempt at *place* is removed first.
+    The clone shares git's objects and DVC's cache with the project, and a process in it that has the
+    variable `STORES_VARIABLE` the run stores. A clone of an earlier attempt at *place* is removed first.
     """
     shutil.rmtree(place, ignore_errors=True)
     try:
@@ -135,24 +151,37 @@ def temporary_copy(base: FrozenProject, place: Path) -> Iterator[Path]:
 
 def _clone(base: FrozenProject, place: Path) -> Path:
     try:
-        identity = [part for setting in _identity(base) for part in ("--config", setting)]
-        run_git(
-            base.top, "clone", "--quiet", "--shared", "--no-checkout", *identity, str(base.top), str(place)
-        )
-        run_git(place, "update-ref", "--no-deref", "HEAD", base.head)
-        run_git(place, "read-tree", "--reset", "-u", base.commit)
+        _check_out(base.top, place, base.head, base.commit)
+        for name, value in _identity(base).items():
+            run_git(place, "config", name, value)
         folder = place / base.prefix
         _share_cache(base.root, folder)
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"{RUNS_FOLDER}\n")
-        (base.root / RUNS_FOLDER).mkdir(exist_ok=True)
-        shared = base.root / RUNS_FOLDER
-        (folder / RUNS_FOLDER).symlink_to(shared)  # the next attempt resumes from what a killed run saved
     except OSError as error:
         raise StageError(
             f"the copy {place} cannot be created: {error}. Check the free space and the permissions"
         ) from error
     return folder
+
+
+def _check_out(source: Path, place: Path, head: str, commit: str) -> None:
+    """Create a repository in *place* with the files of *commit*, and with those of its submodules.
+
+    Its HEAD is *head*. It shares the objects of the repository in *source*, also if that is a shallow clone,
+    from which `git clone` takes no commit without a reference.
+    """
+    run_git(source, "init", "--quiet", str(place))
+    listed = run_git(source, "rev-parse", "--git-path", "objects", "--git-path", "shallow").splitlines()
+    objects, shallow = [(source / path).resolve() for path in listed]
+    (place / ".git/objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
+    if shallow.exists():
+        shutil.copyfile(shallow, place / ".git/shallow")
+    run_git(place, "update-ref", "--no-deref", "HEAD", head)
+    run_git(place, "read-tree", "--reset", "-u", commit)
+    for path, sha in list_submodules(place).items():
+        if (source / path / ".git").exists():
+            _check_out(source / path, place / path, sha, sha)
 
 
 def copy_compiled_modules(base: FrozenProject, folder: Path) -> None:
@@ -210,14 +239,15 @@ def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str 
 
 
 @lru_cache(maxsize=1)
-def _identity(base: FrozenProject) -> list[str]:
+def _identity(base: FrozenProject) -> dict[str, str]:
     """Return the name and the address of the committer as settings, which may be set in this project only."""
     names = ("user.name", "user.email")
     settings = {name: try_git(base.top, "config", "--get", name).stdout.rstrip("\n") for name in names}
-    return [f"{name}={value}" for name, value in settings.items() if value]
+    return {name: value for name, value in settings.items() if value}
 
 
 def _share_cache(root: Path, folder: Path) -> None:
+    apply_checks()
     with Repo(str(root)) as repo:
         now = _read_settings(repo.config)
         now["cache"]["dir"] = repo.cache.local_cache_dir

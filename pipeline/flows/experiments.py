@@ -1,7 +1,8 @@
 """The calls of DVC in a flow run: isolated, named experiments, and the push to the remotes.
 
-An experiment runs in a clone of the project, never in the user's checkout. `dvc exp run --temp` stashes,
-detaches HEAD and resets in the folder that it is started in, and a kill leaves this unfinished.
+An experiment runs in a clone of the project, never in the user's checkout. `dvc exp run` stashes, detaches
+HEAD and resets in the folder that it is started in, and a kill leaves this unfinished. Its option ``--temp``
+would make another copy, without the files of submodules.
 """
 
 import re
@@ -26,14 +27,19 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
+from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git
+from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
+from pipeline.project.paths import STORES_VARIABLE
 from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
 from stages.system.file_lock import hold_lock
 
+_APPLIED = "Experiment results have been applied to your workspace."
+"""What DVC prints at the end, about the copy."""
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """Matches the beginning of a line that a stage has logged to the server itself."""
 EXIT_SECONDS = 60.0
@@ -64,10 +70,10 @@ def run_experiment(
     def log_line(line: str) -> None:
         if _IS_LOGGED.match(line):
             print_line(line)
-        elif line:
+        elif line and line != _APPLIED:
             logger.info("%s", line)
 
-    command = ["exp", "run", "--temp", "--name", experiment.name, *experiment.targets]
+    command = ["exp", "run", "--name", experiment.name, *experiment.targets]
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
     place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
@@ -76,7 +82,10 @@ def run_experiment(
     wait_until_unused(place, EXIT_SECONDS)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
-        environment = {FLOW_RUN: flow_run, **isolate_site_cache(folder)}
+        if outside := find_outside_data(read_params(folder / PARAMS), base.root):
+            raise build_params_error(PARAMS, outside)
+        stores = {STORES_VARIABLE: str(base.root)}  # the next attempt resumes from what a killed run saved
+        environment = {FLOW_RUN: flow_run, **stores, **isolate_site_cache(folder)}
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)

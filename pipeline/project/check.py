@@ -6,6 +6,7 @@ itself imports none of them.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -15,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pipeline.project.git import find_top
 from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
@@ -212,6 +214,19 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
         for key, named in _paths(params, "")
         for path in (named, *_shards(named, root))
         if not (root / path).exists() and not any(_overlap(root / path, output) for output in outputs)
+    ]
+
+
+def find_outside_data(params: Params, root: Path = Path()) -> list[str]:
+    """Return a line for each path to data that a copy of the project *root* in another folder lacks."""
+    top = find_top(root) or root.absolute()
+    relative = [(key, path) for key, path in _paths(params, "") if not path.is_absolute()]
+    places = [Path(os.path.abspath(root / path)) for _, path in relative]  # noqa: PTH100  no link followed
+    return [
+        f"{key}: {path} is outside of the repository, and sweeps and scheduled experiments run in a copy of "
+        f"it. Write {place}, or put it into the project"
+        for (key, path), place in zip(relative, places, strict=True)
+        if not place.is_relative_to(top)
     ]
 
 

@@ -27,6 +27,10 @@ from stages.system.files import read_regular
 
 _LINK_MODE = "120000 "
 """Beginning of the entry for a symbolic link that git prints."""
+_SUBMODULE_MODE = "160000 "
+_CHANGED_SUBMODULE = re.compile(r"1 \S+ S.M.(?: \S+){5} (.+)")
+"""Matches the line of `git status` for a submodule with changes in files that it tracks."""
+SUBMODULES_FILE = ".gitmodules"
 _LINK_ENTRY = b"\0\0\xa0\0"
 """The mode of a symbolic link in git's index."""
 _SHARED_INDEX = b"link"
@@ -72,11 +76,29 @@ def list_tracked_files(folder: Path) -> dict[Path, bool]:
 
     The paths are relative to *folder*. Raises `StageError` if git cannot read the repository.
     """
-    if _find_repository(folder) is None:
+    if find_top(folder) is None:
         return {}
     listed = run_git(folder, "ls-files", "-z", "--stage")
     entries = (line.partition("\t") for line in listed.split("\0") if line)
     return {Path(name): entry.startswith(_LINK_MODE) for entry, _, name in entries}
+
+
+def list_submodules(folder: Path) -> dict[Path, str]:
+    """Return path to commit of each submodule of the repository whose top-level folder is *folder*."""
+    if not (folder / SUBMODULES_FILE).exists():
+        return {}
+    listed = run_git(folder, "ls-files", "-z", "--stage").split("\0")
+    entries = (line.partition("\t") for line in listed if line.startswith(_SUBMODULE_MODE))
+    return {Path(path): entry.split()[1] for entry, _, path in entries}
+
+
+def list_changed_submodules(folder: Path) -> list[str]:
+    """Return the path of each submodule of the repository *folder* with changes in files that it tracks."""
+    if not (folder / SUBMODULES_FILE).exists():
+        return []
+    options = ("--porcelain=2", "-z", "--ignore-submodules=none", "--untracked-files=no")
+    matches = map(_CHANGED_SUBMODULE.match, run_git(folder, "status", *options).split("\0"))
+    return [match[1] for match in matches if match]
 
 
 def may_track(folder: Path, names: Sequence[str]) -> bool:
@@ -84,20 +106,21 @@ def may_track(folder: Path, names: Sequence[str]) -> bool:
 
     The index itself is searched: a process of git takes longer than all else that a light command does.
     """
-    repository = _find_repository(folder)
-    if repository is None:
+    top = find_top(folder)
+    if top is None:
         return False
     try:
-        index = read_regular(repository / "index")
+        index = read_regular(top / ".git/index")
     except OSError:  # none yet, or in another folder, as for a worktree
         return True
     signs = (_LINK_ENTRY, _SHARED_INDEX, *(name.encode() for name in names))
     return not index.startswith(_PLAIN_INDEXES) or any(sign in index for sign in signs)
 
 
-def _find_repository(folder: Path) -> Path | None:
+def find_top(folder: Path) -> Path | None:
+    """Return the top-level folder of the repository of *folder*; None without a repository."""
     folders = (folder.absolute(), *folder.absolute().parents)
-    return next((parent / ".git" for parent in folders if (parent / ".git").exists()), None)
+    return next((parent for parent in folders if (parent / ".git").exists()), None)
 
 
 def run_git(folder: Path, *arguments: str) -> str:

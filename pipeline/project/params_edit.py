@@ -21,7 +21,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.project.check import find_late_mistakes
 from pipeline.project.git import try_git
-from pipeline.project.params import PARAMS, build_params_error, read_params
+from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
@@ -126,11 +126,15 @@ def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
         ) from error
 
 
-def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:
-    """Raise `ParamsError` if a run with the params in *draft* and the dvc.yaml *definition* cannot finish."""
+def check_draft(draft: Path, definition: Mapping[str, Any]) -> Params:
+    """Return the params in *draft*.
+
+    Raises `ParamsError` if a run with them and the dvc.yaml *definition* cannot finish.
+    """
     params = read_params(draft)
     if mistakes := find_late_mistakes(params, read_yaml(draft), definition):
         raise build_params_error(draft, mistakes)
+    return params
 
 
 def _write_draft(draft: Path, content: Mapping[str, Any], overrides: Sequence[str]) -> None:

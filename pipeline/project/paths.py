@@ -20,6 +20,8 @@ from stages.runs.layout import RUNS_FOLDER
 StagePaths = TypeVar("StagePaths")
 SITE_CACHE_VARIABLE = "DVC_SITE_CACHE_DIR"
 """Environment variable of DVC with the folder of its state."""
+STORES_VARIABLE = "LEARNER_PROJECT"
+"""Environment variable with the folder of the user's project, for the processes in a copy of it."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -64,7 +66,7 @@ def find_above(path: Path) -> Path:
 
 def runs_root() -> Path:
     """Return the folder of the run stores: in the user's project, even in `dvc exp run --temp`."""
-    return Path(os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
+    return Path(os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
 
 
 def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:

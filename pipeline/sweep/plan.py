@@ -23,7 +23,9 @@ from hydra.errors import HydraException
 
 from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject, parse_params
+from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git, try_git
+from pipeline.project.params import build_params_error
 from pipeline.project.params_edit import apply, check_draft
 from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError
@@ -272,7 +274,7 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
             apply(overrides, draft)
             contents[name] = parse_params(draft.read_text(encoding="utf-8"), name)
             if name == PARAMS:
-                _check_params(draft, base.content("dvc.yaml"))
+                _check_params(draft, base)
     return contents
 
 
@@ -342,8 +344,10 @@ def _value(content: Any, key: str) -> Any:
     return content
 
 
-def _check_params(draft: Path, definition: Mapping[str, Any]) -> None:
+def _check_params(draft: Path, base: FrozenProject) -> None:
     try:
-        check_draft(draft, definition)
+        params = check_draft(draft, base.content("dvc.yaml"))
+        if outside := find_outside_data(params, base.root):
+            raise build_params_error(draft, outside)
     except ParamsError as error:
         raise ParamsError(str(error).replace(str(draft), PARAMS)) from error

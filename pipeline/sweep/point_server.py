@@ -45,7 +45,6 @@ from pipeline.project.git import run_git
 from pipeline.project.params_edit import set_params
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
 from stages.contracts.printing import print_error
-from stages.runs.layout import RUNS_FOLDER
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 
 PRELOADED = (
@@ -215,8 +214,6 @@ def run_point(request: PointRequest) -> None:
     os.chdir(request.folder)
     os.environ.update({DVC_EXP_NAME: request.name, DVC_EXP_BASELINE_REV: request.head, **request.environment})
     os.environ.update(isolate_site_cache(Path(request.folder)))
-    with suppress(FileNotFoundError):
-        Path(RUNS_FOLDER).unlink()  # the locks in it are those of one copy; the run stores are below the root
     set_params(request.overrides, Path())
     dvc_patches.apply()
     with defer_signals() as signals, _FirstPoint(Path(request.sweep_lock)) as first:

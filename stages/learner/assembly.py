@@ -15,6 +15,7 @@ from stages.contracts.events import Interrupter, MetricLogger, Renderers
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split, check_file_names
 from stages.contracts.plugins import check_object
+from stages.contracts.printing import print_line
 from stages.devices.compilation import (
     Compiler,
     apply_gradient_checkpointing,
@@ -306,6 +307,9 @@ def _restore(components: Components) -> None:
         checkpoint = _share_start(components, checkpoint)
     if checkpoint is not None:
         components.state.restore(checkpoint)
+        options, resumed = components.options, components.state.resumed
+        if resumed and options.checkpoint == "auto" and not options.identity and components.group.is_main:
+            print_line(f"resuming the run in {options.directory} {resumed}")
 
 
 def _read_checkpoint(components: Components) -> Checkpoint | None:

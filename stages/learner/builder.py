@@ -310,8 +310,9 @@ class LearnerBuilder:
         """Resume after *epoch*, from its checkpoint in ``<directory>/checkpoint``. Default: start a new run.
 
         Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
-        is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and starts a
-        new run without one.
+        is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and prints
+        where; without one it starts a new run. The options of the optimizer and of a scheduler of PyTorch are
+        those of the checkpoint; a warning names those that differ.
         """
         return self._set(checkpoint=epoch)
 

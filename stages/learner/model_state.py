@@ -1,6 +1,8 @@
 """The model with its optimizer and learning rate schedule: the update, and their part of a checkpoint."""
 
 import copy
+import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -33,6 +35,11 @@ from stages.records import (
     to_plain,
 )
 from stages.runs import Checkpoint
+
+log = logging.getLogger(__name__)
+
+_PROGRESS = {"optimizer", "last_epoch"}
+"""Parameters of a scheduler that are not its options."""
 
 
 class ModelState:
@@ -185,7 +192,7 @@ class ModelState:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
-        trainer = checkpoint.trainer
+        trainer, arguments = checkpoint.trainer, self._read_arguments()
         try:
             with distributed.accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
                 self._restore_tensors(checkpoint)
@@ -198,6 +205,22 @@ class ModelState:
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
+        if self.epoch:
+            _report_replaced(arguments, self._read_arguments())
+
+    def _read_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the optimizer and of a PyTorch scheduler that a checkpoint replaces."""
+        arguments: dict[str, Any] = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            place = f" of group {number}" if number else ""
+            options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+            options["lr"] = group.get("initial_lr", group["lr"]) if self._drives_groups else None
+            arguments |= {f"{name}{place}": value for name, value in options.items()}
+        scheduler = getattr(self.scheduler, "scheduler", None)
+        kind = type(scheduler)
+        accepted = inspect.signature(kind).parameters.keys() - _PROGRESS if scheduler is not None else ()
+        state = vars(scheduler) if accepted else {}
+        return arguments | {f"{name} of {kind.__name__}": state[name] for name in accepted if name in state}
 
     def _restore_tensors(self, checkpoint: Checkpoint) -> None:
         """Restore the weights, the state of the optimizer, and the average."""
@@ -208,6 +231,17 @@ class ModelState:
             restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
         if self.average is not None:
             self.average.load_state_dict(trainer.get("average"))
+
+
+def _report_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Log a warning with the arguments *before* a checkpoint was loaded that differ *after* it was."""
+    texts = {name: (repr(after.get(name)), repr(value)) for name, value in before.items()}
+    replaced = [f"{name} is {now}, not {then}" for name, (now, then) in texts.items() if now != then]
+    if replaced:
+        log.warning(
+            "the checkpoint replaces arguments of this run: %s. Start a new run to change them",
+            "; ".join(replaced),
+        )
 
 
 def use_average(checkpoint: Checkpoint) -> Checkpoint:

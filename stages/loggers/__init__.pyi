@@ -1,6 +1,7 @@
 from .config import build_loggers as build_loggers
 from .config import build_tracker as build_tracker
 from .config import is_tracker as is_tracker
+from .config import send_pending_events as send_pending_events
 from .event_files import TensorBoardMetricLogger as TensorBoardMetricLogger
 from .experiment import ExperimentLog as ExperimentLog
 from .log_files import FileMetricLogger as FileMetricLogger

@@ -1,5 +1,7 @@
 """Metric loggers by their names in params."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import PluginError
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_extra
-from stages.loggers.tracking import RunDescription, TrackerProcess
+from stages.loggers.tracking import RunDescription, TrackerProcess, send_pending
 
 if TYPE_CHECKING:
     from stages.contracts.events import MetricLogger
@@ -56,6 +58,25 @@ def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProc
     path = plugins.import_path("logger", use.kind, BUILT_IN)
     folder = directory / use.kind.rpartition(":")[2]
     return TrackerProcess(path, folder, run, arguments=arguments, **options)
+
+
+def send_pending_events(uses: Sequence[Use], directory: Path) -> str:
+    """Send what a tracker has not received of the run in *directory*, and return the error, if any.
+
+    *uses* are loggers; that of the tracker is the one after which the folder is named. Raises `PluginError`
+    as `build_tracker` does.
+    """
+    matching = [use for use in uses if is_named_after(directory, use)]
+    if not matching:
+        return f"fit.loggers has no {directory.name}. Add it, with its arguments"
+    arguments = check_tracker(matching[0])
+    of_tracker = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
+    return send_pending(plugins.import_path("logger", matching[0].kind, BUILT_IN), directory, of_tracker)
+
+
+def is_named_after(directory: Path, use: Use) -> bool:
+    """Return whether *directory* is a folder of the logger *use*, also one with a number at its end."""
+    return re.fullmatch(rf"{re.escape(use.kind.rpartition(':')[2])}(-\d+)?", directory.name) is not None
 
 
 def check_tracker(use: Use) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from stages.contracts.config import flatten
+from stages.contracts.deliveries import OFFLINE_RUNS, list_offline_runs
 from stages.contracts.plugins import load_extra
 from stages.loggers.tracking import Point, RunDescription
 from stages.system.files import write_text
@@ -83,8 +87,11 @@ class MlflowTracker:
 class WandbTracker:
     """A run in Weights & Biases. Needs the extra ``wandb``.
 
-    *mode* is ``online``, ``offline`` (``wandb sync`` sends the run later) or None for the default, which the
-    variable ``WANDB_MODE`` sets. *project* and *entity* are those of W&B.
+    *mode* is ``online``, ``offline`` (``learner runs sync`` sends the run later) or None for the default,
+    which the variable ``WANDB_MODE`` sets. *project* and *entity* are those of W&B.
+
+    W&B cannot continue a run offline: a second one of the same id would replace the first on the server. A
+    resumed run is therefore stored again, with all of its points, and replaces what was stored before.
     """
 
     def __init__(
@@ -99,6 +106,8 @@ class WandbTracker:
         self._directory = directory
         self._options = {"project": project, "entity": entity, "mode": mode}
         self._run: Any = None
+        self.starts_empty = False
+        """True if the run is stored offline."""
 
     def start(self, run: RunDescription) -> None:
         """Create or resume the run, with its params as the config and its tags as notes."""
@@ -114,6 +123,9 @@ class WandbTracker:
             settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
             **{name: value for name, value in self._options.items() if value is not None},
         )
+        self.starts_empty = bool(self._run.offline)
+        if self.starts_empty:
+            self._remove_earlier_runs()
         self._run.define_metric("epoch")
         self._run.define_metric("batch")
         self._run.define_metric("*", step_metric="epoch")
@@ -124,6 +136,16 @@ class WandbTracker:
         for point in points:
             axis = "batch" if all(name.startswith("running/") for name in point.values) else "epoch"
             self._run.log({**point.values, axis: point.step})
+
+    def upload(self) -> None:
+        """Send the runs that are stored offline. Raises `CalledProcessError` if ``wandb sync`` fails."""
+        for path in list_offline_runs(self._directory):
+            subprocess.run([sys.executable, "-m", "wandb", "sync", str(path)], check=True)  # noqa: S603  no shell
+
+    def _remove_earlier_runs(self) -> None:
+        for path in self._directory.glob(OFFLINE_RUNS):
+            if path.resolve() != Path(self._run.dir).parent.resolve():
+                shutil.rmtree(path, ignore_errors=True)
 
     def finish(self, status: str, summary: Mapping[str, Any]) -> None:
         """End the run."""

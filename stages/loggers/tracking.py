@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from stages.contracts import plugins
+from stages.contracts.deliveries import EVENTS_FILE, SENT_FILE, has_unsent_events, read_sent
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
 from stages.contracts.text import hide_passwords, to_json
@@ -24,9 +25,6 @@ from stages.loggers.line_file import LineFile
 from stages.system.files import write_text
 from stages.system.processes import module_command
 
-EVENTS_FILE = "events.jsonl"
-SENT_FILE = "sent.json"
-"""The number of bytes of the events that the tracker has received."""
 OUTPUT_FILE = "tracker.log"
 """The output of the tracker's process, with its error if it failed."""
 ARGUMENTS_VARIABLE = "LEARNER_TRACKER_ARGUMENTS"
@@ -63,7 +61,12 @@ class Point:
 
 
 class Tracker(Protocol):
-    """A client of a tracking service; it is built in a process of its own, with *directory* for its files."""
+    """A client of a tracking service; it is built in a process of its own, with *directory* for its files.
+
+    It may have an attribute ``starts_empty``, which is True after `start` if the run has none of the points
+    that an earlier process has sent: then it receives all again. A method ``upload`` sends what it has stored
+    on this machine.
+    """
 
     def start(self, run: RunDescription) -> None:
         """Start a run, or resume the one that an earlier process started."""
@@ -116,7 +119,6 @@ class TrackerProcess:
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
         command = module_command(__name__, self._kind, str(self.directory))
-        search_path = os.pathsep.join(filter(None, sys.path))
         with (self.directory / OUTPUT_FILE).open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter
                 command,
@@ -124,7 +126,7 @@ class TrackerProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the run, which then ends the tracker
-                env=os.environ | {"PYTHONPATH": search_path, ARGUMENTS_VARIABLE: to_json(self._arguments)},
+                env=_environment(self._arguments),
             )
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
@@ -171,7 +173,8 @@ class TrackerProcess:
         reason = f"took more than {self._wait:g} seconds" if code is None else f"ended with {code}"
         return (
             f"the tracker {self._kind} {reason}, and has not received all values of the run. They are in "
-            f"{self.directory / EVENTS_FILE}, and the error is in {self.directory / OUTPUT_FILE}"
+            f"{self.directory / EVENTS_FILE}, and the error is in {self.directory / OUTPUT_FILE}. "
+            "`learner runs sync` sends them"
         )
 
     def _write(self, event: Mapping[str, Any]) -> None:
@@ -185,19 +188,47 @@ def summarize(history: History) -> dict[str, Any]:
     return {"epochs": history.epochs, **last}
 
 
+def send_pending(kind: str, directory: Path, arguments: Mapping[str, Any]) -> str:
+    """Send what the tracker *kind* has not received of the run in *directory*, and return the error, if any.
+
+    The tracker is built with *arguments* in another process, as by `TrackerProcess`.
+    """
+    with (directory / OUTPUT_FILE).open("wb") as output:
+        done = subprocess.run(  # noqa: S603  this interpreter
+            module_command(__name__, kind, str(directory), "upload"),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            check=False,
+            env=_environment(arguments),
+        )
+    lines = (directory / OUTPUT_FILE).read_text(errors="replace").split("\n")
+    return "" if done.returncode == 0 else next(filter(str.strip, reversed(lines)), "no output")
+
+
+def _environment(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of the tracker's process."""
+    search_path = os.pathsep.join(filter(None, sys.path))
+    return os.environ | {"PYTHONPATH": search_path, ARGUMENTS_VARIABLE: to_json(arguments)}
+
+
 def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
-    """Pass the events in *directory* to *tracker* until the run ends or *parent* is closed."""
-    sent = _read_sent(directory)
+    """Pass the events in *directory* to *tracker* until the run ends or *parent* is closed.
+
+    The end of an earlier process of the run is not one of the run.
+    """
     with (directory / EVENTS_FILE).open("rb") as events:
         _start(tracker, events)
-        events.seek(sent)
+        if getattr(tracker, "starts_empty", False):
+            write_text(directory / SENT_FILE, "0")
+        events.seek(read_sent(directory))
         for lines in _follow(events, parent):
             points = [Point(**line["point"]) for line in lines if "point" in line]
             if points:
                 tracker.log(points)
-            write_text(directory / SENT_FILE, json.dumps(events.tell()))
-            if "status" in lines[-1]:
+            if "status" in lines[-1] and events.tell() == os.fstat(events.fileno()).st_size:
                 tracker.finish(lines[-1]["status"], lines[-1]["summary"])
+            write_text(directory / SENT_FILE, json.dumps(events.tell()))
 
 
 def _start(tracker: Tracker, events: IO[bytes]) -> None:
@@ -243,18 +274,15 @@ def _parse(line: bytes) -> dict[str, Any]:
     return {}
 
 
-def _read_sent(directory: Path) -> int:
-    with suppress(OSError, ValueError):
-        return int(json.loads((directory / SENT_FILE).read_text()))
-    return 0
-
-
-def main(kind: str, directory: str) -> None:
-    """Build the tracker *kind*, and pass it the events in *directory*."""
-    maker = plugins.find("logger", kind, {})
+def main(kind: str, directory: str, upload: str = "") -> None:
+    """Build the tracker *kind* and pass it the events in *directory*; with *upload*, send stored runs too."""
+    maker, folder = plugins.find("logger", kind, {}), Path(directory)
     arguments = json.loads(os.environ[ARGUMENTS_VARIABLE])
-    tracker = plugins.build("logger", kind, maker, {"directory": Path(directory), **arguments})
-    deliver(tracker, Path(directory), sys.stdin.buffer)
+    tracker = plugins.build("logger", kind, maker, {"directory": folder, **arguments})
+    if not upload or has_unsent_events(folder):
+        deliver(tracker, folder, sys.stdin.buffer)
+    if upload and hasattr(tracker, "upload"):
+        tracker.upload()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
       3f2a….lock            the process that works in the store
       3f2a….ranks/          the output of its ranks, except for rank 0
       .trash-3f2a…-…        a store that is being removed; the next removal finishes an interrupted one
+      telemetry/3f2a…/      what no tracker has received of a removed store: `learner runs sync` sends it
       durations/            the times that finished runs took
       lock                  the process that works in the project
       folders/              the files of each folder with code that a stage has depended on
@@ -23,6 +24,7 @@
 
 import os
 import secrets
+from itertools import chain, count
 from pathlib import Path
 
 from stages.runs.key import KEY
@@ -40,6 +42,8 @@ MISSING_DEPS = "missing-deps.json"
 FOLDERS = "folders"
 RANKS_SUFFIX = ".ranks"
 DURATIONS_FOLDER = "durations"
+TELEMETRY_FOLDER = "telemetry"
+"""Name of the folder with the files of trackers, in a store and, for removed stores, beside the stores."""
 
 PROJECT_LOCK = Path(RUNS_FOLDER, "lock")
 """Held while a process changes the outputs of the project."""
@@ -109,3 +113,19 @@ def new_trash_path(store_path: Path) -> Path:
 def trash(root: Path) -> list[Path]:
     """Return the stores below *root* whose removal has begun."""
     return list(root.glob(f"{TRASH_PREFIX}*"))
+
+
+def free_logger_path(trash_path: Path, name: str) -> Path:
+    """Return a free path, with the key of the store in the trash, for the folder of its logger *name*."""
+    key = trash_path.name.removeprefix(TRASH_PREFIX).partition("-")[0]
+    folder = trash_path.with_name(TELEMETRY_FOLDER) / key
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in map(folder.joinpath, names) if not path.exists())
+
+
+def list_logger_folders(root: Path) -> list[tuple[str, Path]]:
+    """Return the key of the run and the folder of each logger, of stores and of removed stores."""
+    removed = sorted((root / TELEMETRY_FOLDER).glob("*"))
+    parents = [(path.name, path / TELEMETRY_FOLDER) for path in stores(root)]
+    parents += [(path.name, path) for path in removed]
+    return [(key, folder) for key, parent in parents for folder in sorted(parent.glob("*"))]

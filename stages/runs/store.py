@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from stages.contracts.deliveries import is_delivered
 from stages.contracts.errors import RunInUseError, StageError
 from stages.contracts.text import format_megabytes
 from stages.contracts.user_code import user_frames
@@ -18,6 +19,8 @@ from stages.runs.key import plain, run_key
 from stages.runs.layout import (
     FINISHED_FILE,
     KEY_FILE,
+    TELEMETRY_FOLDER,
+    free_logger_path,
     lock_of,
     locks,
     new_trash_path,
@@ -126,7 +129,7 @@ class RunStore:
         If the process is killed, the store is unchanged or empty.
         """
         with _explain_errors(self.path):
-            shutil.rmtree(move_to_trash(self.path), ignore_errors=True)
+            _delete(move_to_trash(self.path))
             _make(self.path, self.entries)
             self._handle.reopen(self.path)
 
@@ -265,10 +268,28 @@ def _remove_stores(root: Path, candidates: Iterable[Path], *, finished: bool) ->
     return removed
 
 
+def _delete(trash_path: Path) -> None:
+    """Delete a removed store, except for the files of trackers that no service has received."""
+    for folder in (trash_path / TELEMETRY_FOLDER).glob("*"):
+        if not is_delivered(folder):
+            target = free_logger_path(trash_path, folder.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
+    shutil.rmtree(trash_path, ignore_errors=True)
+
+
+def remove_sent_folder(root: Path, folder: Path) -> None:
+    """Remove the *folder* of a logger of a removed store if a service has received all of it."""
+    if folder.parent.parent == root / TELEMETRY_FOLDER and is_delivered(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another logger has a folder there
+            folder.parent.rmdir()
+
+
 def _empty_trash(root: Path) -> None:
     """Delete the trash, also of killed processes, and the lock files of removed stores."""
     for path in trash(root):
-        shutil.rmtree(path, ignore_errors=True)
+        _delete(path)
     for lock in locks(root):
         store = lock.with_suffix("")
         if store.exists():

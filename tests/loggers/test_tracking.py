@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 
@@ -44,6 +45,9 @@ class Recording:
             self._append("log", point.step, sorted(point.values))
     def finish(self, status, summary):
         self._append("finish", status, summary["epochs"])
+
+class Offline(Recording):
+    starts_empty = True
 '''
 
 
@@ -70,14 +74,14 @@ def recording(tmp_path, monkeypatch):
     (tmp_path / "own_trackers.py").write_text(RECORDING)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def build(directory, **arguments):
-        return build_tracker(Use(kind="own_trackers:Recording", **arguments), directory, RUN)
+    def build(directory, kind="Recording", **arguments):
+        return build_tracker(Use(kind=f"own_trackers:{kind}", **arguments), directory, RUN)
 
     return build
 
 
-def calls(directory):
-    return [json.loads(line) for line in (directory / "Recording" / "calls").read_text().splitlines()]
+def calls(directory, kind="Recording"):
+    return [json.loads(line) for line in (directory / kind / "calls").read_text().splitlines()]
 
 
 def test_tracker_receives_the_description_each_epoch_and_the_end(recording, tmp_path):
@@ -113,6 +117,15 @@ def test_resumed_run_sends_what_a_failed_tracker_has_not_received(recording, tmp
     train(tmp_path / "run", recording(tmp_path), epochs=3)
 
     assert [call[1] for call in calls(tmp_path) if call[0] == "log"] == [1, 2, 3]
+
+
+def test_tracker_that_starts_empty_receives_all_points_of_a_resumed_run_and_its_last_end(recording, tmp_path):
+    for epochs in (1, 3):
+        train(tmp_path / "run", recording(tmp_path, "Offline"), epochs=epochs)
+
+    steps = [(call[0], call[1]) for call in calls(tmp_path, "Offline") if call[0] != "start"]
+    first = [("log", 1), ("finish", "finished")]
+    assert steps == [*first, ("log", 1), ("log", 2), ("log", 3), ("finish", "finished")]
 
 
 def test_tracker_that_is_too_slow_is_ended(tmp_path, caplog):
@@ -251,3 +264,29 @@ def test_wandb_stores_a_run_offline(tmp_path, caplog):
     [stored] = (tmp_path / "wandb").glob("wandb/offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     assert all(name in content for name in (b"train/Loss", b"valid/Loss", b"git.commit", b"a-key"))
+
+
+def read_wandb_rows(content):
+    """Yield each row of the history in *content*, a log of LevelDB whose records fit into its first block."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    start = 7
+    while start < min(len(content), 1 << 15):
+        [size] = struct.unpack_from("<H", content, start + 4)
+        record = Record.FromString(content[start + 7 : start + 7 + size])
+        if record.history.item:
+            yield {item.nested_key[0] if item.nested_key else item.key: item for item in record.history.item}
+        start += 7 + size
+
+
+@pytest.mark.long  # test_tracker_that_starts_empty_receives_all_points_of_a_resumed_run_and_its_last_end
+def test_wandb_stores_a_resumed_run_offline_as_one_run_with_all_steps(tmp_path):
+    pytest.importorskip("wandb")
+    use = Use(kind="wandb", mode="offline", project="digits", wait_seconds=600)
+    for epochs in (1, 3):
+        train(tmp_path / "run", build_tracker(use, tmp_path, RUN), epochs)
+
+    [stored] = (tmp_path / "wandb").glob("wandb/offline-run-*/run-*.wandb")
+    rows = list(read_wandb_rows(stored.read_bytes()))
+    steps = [(row["_step"].value_json, row["epoch"].value_json) for row in rows]
+    assert steps == [("0", "1"), ("1", "2"), ("2", "3")]

@@ -17,9 +17,10 @@ from pipeline.engine.error_reports import REPORT_VARIABLE, read_report, write_re
 from pipeline.flows import prefect_api
 from pipeline.flows.run_registry import FLOW_RUNS_FOLDER, register_flow_run
 from pipeline.flows.server_outage import outage_message
+from stages.contracts.deliveries import EVENTS_FILE
 from stages.contracts.printing import CleanRecord
 from stages.contracts.text import hide_passwords
-from stages.loggers.tracking import EVENTS_FILE, RunDescription, TrackerProcess
+from stages.loggers.tracking import RunDescription, TrackerProcess
 
 SECRET = "s3cret-word"  # noqa: S105
 ANY_HOST = "0.0.0.0"  # noqa: S104  connects to this host, and is an address that others may reach

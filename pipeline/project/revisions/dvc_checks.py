@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from dvc.api import DVCFileSystem
@@ -75,6 +76,12 @@ CHECKS = (
         "(self, level)",
         "3.67.1",
     ),
+    Patch(
+        "configobj:ConfigObj.write",
+        "DVC writes its settings in ASCII, and the path of a cache may have other letters",
+        "(self, outfile=None, section=None)",
+        "5.0.9",
+    ),
 )
 """The names that `apply_checks` replaces, a part of ``pipeline.engine.dvc_patches.PATCHES``."""
 _OBJECT = re.compile(r"[0-9A-Za-z_-]+(\.dir)?(\.unpacked)?")
@@ -94,9 +101,13 @@ class UnsafeFileError(StageError, DvcException):  # type: ignore[misc]  # DVC ha
 def apply_checks() -> None:
     """Have DVC refuse such files in this process: it raises `UnsafeFileError`, or its own error about YAML.
 
+    It also writes its settings in UTF-8.
+
     Raises `StageError` if a name does not match the installed DVC.
     """
     check_patches(CHECKS)
+    settings: Any = resolve_name("configobj:ConfigObj")
+    settings.write = _write_in_utf8(settings.write)
     lists: Any = Tree
     lists.from_list = classmethod(_check_list(lists.from_list.__func__))
     _yaml.parse_yaml = strictyaml.parse_yaml = _check_yaml(_yaml.parse_yaml)
@@ -104,6 +115,15 @@ def apply_checks() -> None:
     stores: tuple[Any, ...] = (HashFileDB, LocalHashFileDB)
     for store in stores:
         store.oid_to_path = _check_object(store.oid_to_path)
+
+
+def _write_in_utf8(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def write_in_utf8(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.default_encoding = self.default_encoding or "utf-8"
+        return write(self, *arguments, **options)
+
+    return write_in_utf8
 
 
 def check_places(repo: Repo) -> None:

@@ -217,3 +217,57 @@ def test_run_stores_are_in_the_current_folder_or_in_dvc_root(monkeypatch, tmp_pa
 
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     assert runs_root() == tmp_path / ".runs"
+
+
+TRACKER = """
+class Recording:
+    def __init__(self, directory, fails=False):
+        self.file, self.fails = directory / "calls", fails
+    def start(self, run):
+        if self.fails:
+            raise RuntimeError("no connection")
+    def log(self, points):
+        with self.file.open("a") as file:
+            file.write("".join(f"{point.step} " for point in points))
+    def finish(self, status, summary):
+        self.file.rename(self.file.with_name(status))
+"""
+EVENTS = [
+    {"run": {"name": "a", "params": {}, "tags": {}}},
+    {"point": {"step": 1, "values": {"train/Loss": 2.0}, "time": 3.0}},
+    {"status": "stopped", "summary": {}},
+    {"run": {"name": "a", "params": {}, "tags": {}}},
+    {"point": {"step": 2, "values": {"train/Loss": 1.0}, "time": 4.0}},
+    {"status": "finished", "summary": {}},
+]
+
+
+def set_logger(folder, arguments):
+    logger = f"  loggers: [{{kind: 'recorder:Recording'{arguments}}}]\n"
+    (folder.folder / "params.yaml").write_text(f"fit:\n  num_epochs: 2\n{logger}")
+
+
+def test_sync_sends_what_a_tracker_has_not_received_of_present_and_removed_runs(folder, root):
+    (folder.folder / "recorder.py").write_text(TRACKER)
+    set_logger(folder, ", fails: true")
+    for number in (1, 2):
+        key = create_run(root, {"number": number})
+        (root / key / "telemetry/Recording").mkdir(parents=True)
+        lines = "".join(json.dumps(event) + "\n" for event in EVENTS)
+        (root / key / "telemetry/Recording/events.jsonl").write_text(lines)
+    pruned = folder.call("runs", "prune", "--keep", "1")
+
+    failed = folder.call("runs", "sync")
+    set_logger(folder, "")
+    sent = folder.call("runs", "sync")
+    nothing = folder.call("runs", "sync")
+
+    assert re.fullmatch(
+        r"removed (\w+)\nkept in .runs/telemetry/\1 .* Run `learner runs sync`\n", pruned.ok()
+    )
+    assert failed.code == 1
+    assert failed.out.count(": Recording: RuntimeError: no connection\n") == 2
+    assert sent.ok().count(": Recording: sent\n") == 2
+    assert (root / key / "telemetry/Recording/finished").read_text() == "1 2 "
+    assert nothing.ok() == "nothing to send\n"
+    assert not list((root / "telemetry").glob("*"))

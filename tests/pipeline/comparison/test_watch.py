@@ -12,11 +12,14 @@ import httpx
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
-from pipeline.comparison.runs import ViewOptions
+from pipeline.comparison.runs import MetricCurve, ViewOptions
 from pipeline.comparison.watch import Watcher, build_server
+from pipeline.project.params import read_params
 from pipeline.project.paths import find_output_md5
 from stages.contracts.events import Progress
+from stages.contracts.history import Direction
 from stages.runs import HeartbeatRenderer, open_store
+from stages.runs.key import plain
 
 NAMES = "table.runs.map(run => run.name)"
 
@@ -80,6 +83,33 @@ def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client, finishe
     assert [run["name"] for run in table["runs"]] == ["workspace", f"at work {store.key}"]
     assert table["params"]["build_learner.model.dropout"] == ["0.5", "0.25"]
     assert len(read_column(client, "train/Loss")) == 1
+
+
+def read_differing(client):
+    """Return the params that differ between the runs, with the value of each run."""
+    params = client.get("/data.json").json()["table"]["params"]
+    return {name: values for name, values in params.items() if len(set(values)) > 1}
+
+
+def test_params_of_a_run_at_work_are_compared_in_the_form_of_finished_runs(client, finished):
+    """The key has all defaults; an edit of params.yaml after the run has begun is not its param."""
+    with open_store(Path(".runs"), {"params": plain(read_params().fit.key_params())}) as store:
+        HeartbeatRenderer(store.path, interval_seconds=0).start(Progress(epochs=9))
+        same = read_differing(client)
+        finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+        finished.edit("params.yaml", "dropout: 0.5", "dropout: 0.25")
+        HeartbeatRenderer(store.path, interval_seconds=0).start(Progress(epochs=9, epoch=2))
+        edited = read_differing(client)
+
+    assert same == {}
+    assert edited == {"build_learner.model.dropout": ["0.5", "0.25"]}
+
+
+def test_epoch_in_progress_is_neither_the_best_nor_the_last():
+    curve = MetricCurve("train", "Loss", {1: 0.5, 2: 0.1}, Direction.LOWEST, open_epoch=2)
+
+    assert (curve.best_epoch, curve.best, curve.last) == (1, 0.5, 0.5)
+    assert MetricCurve("train", "Loss", {1: 0.5}, Direction.LOWEST, open_epoch=1).best == 0.5
 
 
 def test_outputs_that_leave_the_cache_or_return_to_it_are_noticed(client, finished):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from projects import Project
 from ruamel.yaml import YAML
 from waiting import wait_until
 
@@ -13,7 +14,7 @@ RUN = """
 import logging, sys
 from pipeline.flows.experiments import Experiment, run_experiment
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-choice = Experiment("apart", ["fit.num_epochs=3"], [])
+choice = Experiment((sys.argv[1:] or ["apart"])[0], ["fit.num_epochs=3"], [])
 run_experiment(choice, logging.getLogger("run"), flow_run="", deadline=None)
 """
 MODEL = """
@@ -31,6 +32,14 @@ class Waiting(ClassificationStep, nn.Sequential):
         if "WAIT_IN_SECOND_EPOCH" in os.environ and self.steps == 8:
             signal.pause()
         return super().train_step(batch)
+"""
+NET = """
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+class Net(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
 """
 GIT = (".git/HEAD", ".git/logs", ".git/refs/heads", ".git/refs/stash", ".git/config")
 
@@ -100,3 +109,63 @@ def test_experiment_with_a_damaged_cache_has_the_same_outputs(edited, tmp_path):
     other.ok(sys.executable, "-c", RUN)
 
     assert outputs(edited) == outputs(other)
+
+
+def clone(finished, folder, *options):
+    """Return a clone of the project *finished*, which has no cache."""
+    finished.ok("git", "clone", "-q", *options, finished.folder.as_uri(), str(folder))
+    return Project(folder, finished.environment["PREFECT_HOME"])
+
+
+def take_model_from_a_submodule(finished, folder):
+    (folder / "library").mkdir()
+    library = Project(folder / "library", finished.environment["PREFECT_HOME"])
+    (library.folder / "net.py").write_text(NET)
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "A model"]):
+        library.ok("git", *arguments)
+    finished.ok(
+        "git", "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library.folder), "nets"
+    )
+    finished.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "nets.net:Net"')
+    finished.edit("dvc.yaml", "      - stages/models\n", "      - stages/models\n      - nets\n")
+    finished.ok("git", "commit", "-qam", "A model in a submodule")
+    return finished
+
+
+def clone_shallowly_and_edit(finished, folder):
+    project = clone(finished, folder / "shallow", "--depth", "1")
+    project.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    return project
+
+
+def move_to_a_path_beyond_ascii(finished, folder):
+    return finished.copied_to(folder / "größer 训练")
+
+
+def clone_without_cache(finished, folder):
+    return clone(finished, folder / "clone")
+
+
+@pytest.mark.long  # tests/pipeline/engine/test_project_copy.py has the copies, without a run in them
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        take_model_from_a_submodule,
+        clone_shallowly_and_edit,
+        move_to_a_path_beyond_ascii,
+        clone_without_cache,
+    ],
+)
+def test_scheduled_experiments_and_sweeps_run_in(prepare, finished, tmp_path):
+    project = prepare(finished, tmp_path)
+
+    for name in ("first", "second"):
+        project.ok(sys.executable, "-c", RUN, name)
+    project.ok(sys.executable, "-m", "pipeline", "sweep", "-S", "fit.seed=7")
+
+    refs = project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    names = {ref.rpartition("/")[2]: ref for ref in refs}
+    assert sorted(names) == ["first", "second", "seed=7"]
+    locks = [project.ok("git", "show", f"{names[name]}:dvc.lock") for name in ("first", "second")]
+    assert locks[0] == locks[1] != project.ok("git", "show", f"{names['seed=7']}:dvc.lock")
+    assert not list((project.folder / ".runs").rglob("*.copy"))

@@ -4,9 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 
 from pipeline.engine.project_copy import freeze, temporary_copy
 from pipeline.project.git import SETTINGS_OF_A_CALL, VARIABLES_OF_A_REPOSITORY, run_git
+from stages.contracts.errors import StageError
 
 
 def git(folder, *arguments):
@@ -58,3 +60,47 @@ def test_every_variable_that_names_a_repository_is_dropped():
     listed = set(run_git(Path(), "rev-parse", "--local-env-vars").split())
 
     assert listed <= {*VARIABLES_OF_A_REPOSITORY, *SETTINGS_OF_A_CALL}
+
+
+def test_shallow_clone_with_an_edit_can_be_copied(repository):
+    git(repository, "commit", "-q", "--allow-empty", "-m", "Another commit")
+    shallow = repository.parent / "shallow"
+    git(repository.parent, "clone", "-q", "--depth", "1", repository.as_uri(), str(shallow))
+    (shallow / "params.yaml").write_text("fit: {seed: 2}\n")
+
+    with temporary_copy(freeze(shallow), repository.parent / "place.copy") as folder:
+        assert (folder / "params.yaml").read_text() == "fit: {seed: 2}\n"
+        assert git(folder, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_copy_has_the_files_of_submodules(repository):
+    nested, library = repository.parent / "nested", repository.parent / "library"
+    for folder, name in ((nested, "layers.py"), (library, "net.py")):
+        folder.mkdir()
+        git(folder, "init", "-q")
+        (folder / name).write_text("WIDTH = 8\n")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "A part")
+    git(library, "submodule", "--quiet", "add", str(nested), "nested")
+    git(library, "commit", "-qm", "A part of it")
+    git(repository, "submodule", "--quiet", "add", str(library), "library")
+    git(repository, "submodule", "--quiet", "update", "--init", "--recursive")
+    git(repository, "commit", "-qm", "A submodule")
+
+    with temporary_copy(freeze(repository), repository.parent / "place.copy") as folder:
+        for name in ("library/net.py", "library/nested/layers.py"):
+            assert (folder / name).read_text() == "WIDTH = 8\n"
+        assert not git(folder, "status", "--porcelain")
+
+    (repository / "library/nested/layers.py").write_text("WIDTH = 16\n")
+    with pytest.raises(StageError, match=r"submodule library has changes .* Commit them"):
+        freeze(repository)
+
+
+def test_settings_of_dvc_may_have_letters_beyond_ascii(tmp_path, repository):
+    root = repository.rename(tmp_path / "Prüfung №7 训练")
+    (root / ".dvc/config").write_text("['remote \"store\"']\n    url = ../../speicher-ö\n")
+
+    with temporary_copy(freeze(root), root / ".runs/place.copy") as folder, Repo(str(folder)) as repo:
+        assert Path(repo.cache.local_cache_dir) == root / ".dvc/cache"
+        assert repo.config["remote"]["store"]["url"] == str(tmp_path / "speicher-ö")

@@ -29,7 +29,7 @@ from pathlib import Path
 from torch import nn
 from stages.models.steps import ClassificationStep
 
-ROOT = (Path(os.environ.get("DVC_ROOT") or ".") / ".runs").resolve().parent
+ROOT = Path(os.environ.get("LEARNER_PROJECT") or os.environ.get("DVC_ROOT") or ".").resolve()
 
 class Waiting(ClassificationStep, nn.Sequential):
     def __init__(self, input_shape, num_classes):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import page
 from projects import Project
@@ -294,6 +295,24 @@ def test_params_may_be_a_link_within_the_project(project):
         planned = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
 
         assert (planned.code, message in planned.err) == (code, True), planned.text
+
+
+def test_data_outside_of_the_repository_is_reported_by_check_and_before_any_point(project):
+    data = project.folder.parent / "data.npz"
+    np.savez(data, inputs=np.zeros((20, 4), "float32"), targets=np.arange(20) % 2)
+    project.edit("params.yaml", "    kind: digits\n    path: null", "    kind: npz\n    path: ../data.npz")
+    project.edit(
+        "dvc.yaml", "      - stages/data/sources\n", "      - stages/data/sources\n      - ../data.npz\n"
+    )
+    message = f"load_data.source.path: ../data.npz is outside of the repository, .* Write {data}, or"
+
+    checked = project.call("check")
+    planned = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
+
+    assert re.search(message, checked.ok())
+    assert (planned.code, len(re.findall(message, planned.err))) == (2, 1)
+    project.edit("params.yaml", "../data.npz", str(data))
+    assert project.call("sweep", "--dry-run", "-S", "fit.seed=1,2").code == 0
 
 
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):

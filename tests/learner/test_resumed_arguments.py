@@ -1,0 +1,83 @@
+"""A resumed run prints where it resumes, and the arguments that the checkpoint replaces."""
+
+import logging
+
+import pytest
+import torch
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from stages.learner import LearnerBuilder
+from stages.models import ClassificationStep
+from stages.optim import Adam as AdamConfig
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+BATCHES = [(torch.randn(4, 3), torch.arange(4) % 2)] * 2
+
+
+class Net(ClassificationStep, torch.nn.Linear):
+    pass
+
+
+def train(directory, optimizer, rate, epochs):
+    torch.manual_seed(0)
+    builder = LearnerBuilder(directory).devices(["cpu"]).num_epochs(epochs).renderer(NoRenderer()).seed(1)
+    model = Net(3, 2)
+    learner = (
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder())
+        .checkpoint("auto")
+        .build(model, *(part(model) if callable(part) else part for part in (optimizer, rate)))
+    )
+    learner.fit(BATCHES, BATCHES)
+    return model
+
+
+def build_scheduled(decay, steps, kind=CosineAnnealingLR):
+    def build(model):
+        built[:] = [SGD(model.parameters(), lr=0.1, weight_decay=decay)]
+        return built[0]
+
+    built = []
+    return build, lambda _: kind(built[0], steps)
+
+
+def test_resumed_run_prints_its_position(tmp_path, capsys):
+    train(tmp_path, AdamConfig(), 0.1, epochs=1)
+    assert "resuming" not in capsys.readouterr().out
+
+    train(tmp_path, AdamConfig(), 0.1, epochs=2)
+    assert f"resuming the run in {tmp_path} after epoch 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ignored"),
+    [
+        (lambda: (AdamConfig(), 0.1), lambda: (AdamConfig(), 0.01), ""),
+        (
+            lambda: (lambda model: Adam(model.parameters(), lr=0.1, eps=1e-8), 0.1),
+            lambda: (lambda model: Adam(model.parameters(), lr=0.1, eps=1e-6), 0.1),
+            "eps is 1e-08, not 1e-06",
+        ),
+        (lambda: build_scheduled(0.0, 9), lambda: build_scheduled(0.0, 9), ""),
+        (
+            lambda: build_scheduled(0.0, 9),
+            lambda: build_scheduled(0.5, 7),
+            "weight_decay is 0.0, not 0.5; T_max of CosineAnnealingLR is 9, not 7",
+        ),
+        (
+            lambda: build_scheduled(0.0, 1, StepLR),
+            lambda: build_scheduled(0.0, 2, StepLR),
+            "step_size of StepLR is 1, not 2",
+        ),
+    ],
+)
+def test_arguments_that_the_checkpoint_replaces_are_reported(before, after, ignored, tmp_path, caplog):
+    train(tmp_path, *before(), epochs=1)
+
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, *after(), epochs=2)
+
+    messages = [record.getMessage() for record in caplog.records]
+    expected = f"the checkpoint replaces arguments of this run: {ignored}. Start a new run to change them"
+    assert messages == ([expected] if ignored else [])
