@@ -355,6 +355,29 @@ def test_velocity_of_muon_record_is_sum_of_gradients():
     assert {key for state in record.values() for key in state["V1"]} == {"Rank2"}
 
 
+@pytest.mark.parametrize(
+    "record", [{}, {"o5sfrk0319cki": {"V1": {"Rank1": {}}}}], ids=["empty", "of another model"]
+)
+def test_record_of_which_nothing_fits_is_refused(record):
+    module = build_net()
+    optimizer = optim.Adam(module.parameters())
+    train(module, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    model = strip_type_hints(record_of(module))
+
+    with pytest.raises(RecordError, match=r"optim\.mpk lacks the state of all \d+ parameters"):
+        load_burn_optimizer(optimizer, module, record, model, source="optim.mpk")
+
+    assert same(optimizer.state_dict(), before)
+
+
+def test_plain_sgd_lacks_nothing():
+    module = build_net()
+    optimizer = optim.SGD(module.parameters())
+
+    assert load_burn_optimizer(optimizer, module, {}, strip_type_hints(record_of(module))) == []
+
+
 def test_muon_resumes_from_record_of_burn_alone():
     module = build_net()
     optimizer = muon(module.parameters())

@@ -37,7 +37,8 @@ def load_burn_optimizer(
 ) -> list[str]:
     """Load a record that Burn wrote into *optimizer* and return the paths of the parameters it lacks.
 
-    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer.
+    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer. SGD
+    without momentum has no state, so it lacks nothing.
 
     Args:
         optimizer: The optimizer to load into.
@@ -47,8 +48,8 @@ def load_burn_optimizer(
         source: The name of the record in messages.
 
     Raises:
-        RecordError: If the record does not fit *optimizer*, or if Burn has no such optimizer; *optimizer* is
-            then unchanged.
+        RecordError: If the record does not fit *optimizer*, if it lacks the state of every parameter, or
+            if Burn has no such optimizer; *optimizer* is then unchanged.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         state = read_lbfgs(optimizer, module, to_raw_tree(item), source)
@@ -65,14 +66,19 @@ def load_burn_optimizer(
     tree = skeleton_of(module)
     foreign, entries, places = _ids(model_item), to_raw_tree(item) or {}, slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
-    states, without = [], []
+    states: list[dict[str, Any]] = []
+    without, read = [], 0
     for group, parameter in members(optimizer):
+        if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
+            states.append({})
+            continue
         own_slots = places.get(id(parameter), ())
         nodes = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
         if not nodes or any(node is None for _, node in nodes):
             without += [paths[slot.id] for slot, node in nodes if node is None]
             states.append(dict(optimizer.state.get(parameter, {})))
             continue
+        read += 1
         if form is None:
             states.append(read_muon(group, parameter, nodes, source))
             continue
@@ -80,6 +86,8 @@ def load_burn_optimizer(
         saved = read_state(form, nodes, parameter, source)
         saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
         states.append({**new, **saved})
+    if without and not read:
+        raise RecordError(f"{source} lacks the state of all {len(without)} parameters of the model")
     assign(optimizer, [options_of(group) for group in optimizer.param_groups], states)
     return without
 
