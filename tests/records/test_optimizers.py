@@ -9,6 +9,8 @@ from torch import nn
 
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
+from stages.records import BurnpackRecorder, read_item
+from stages.records.dotted_names import decode_param_id
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import Map, RawTensor, Variant, strip_type_hints
 from stages.records.tensors import from_raw
@@ -315,6 +317,38 @@ def test_optimizer_resumes_from_record_of_burn_alone(kind):
     resumed = OPTIMIZERS[kind](other.parameters())
     load_into(other, model)
     without = load_burn_optimizer(resumed, other, through_a_file(record), model)
+
+    assert without == []
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def in_layout_of_022(record):
+    """Return *record*, of Burn 0.21, in the layout of 0.22, where a tensor has the parameter's id."""
+
+    def with_ids(node, key):
+        if isinstance(node, dict):
+            return {name: with_ids(field, key) for name, field in node.items() if field is not None}
+        return {"id": key, "param": node} if isinstance(node, RawTensor) else node
+
+    entries = {}
+    for key, entry in record.items():
+        [(rank, state)] = entry["V1"].items()
+        entries[str(decode_param_id(key))] = {**with_ids(state, key), "__rank": int(rank[-1])}
+    return entries
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw amsgrad", "sgd momentum", "adagrad"])
+def test_optimizer_resumes_from_a_file_of_burn_022(kind, tmp_path):
+    module = build_net()
+    optimizer = OPTIMIZERS[kind](module.parameters())
+    train(module, optimizer, 3)
+    record = strip_type_hints(optimizer_record(optimizer, module))
+    path = BurnpackRecorder().record(in_layout_of_022(record), tmp_path / "optim")
+    resumed = OPTIMIZERS[kind](module.parameters())
+
+    without = load_burn_optimizer(
+        resumed, module, read_item(path), strip_type_hints(record_of(module)), source="optim.bpk"
+    )
 
     assert without == []
     assert same(resumed.state_dict(), optimizer.state_dict())
