@@ -311,7 +311,7 @@ class LearnerBuilder:
 
         Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
         is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and starts a
-        new run without one.
+        new run without one. A checkpoint may be one of Burn, of which the files and logs remain.
         """
         return self._set(checkpoint=epoch)
 
