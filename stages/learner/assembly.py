@@ -45,6 +45,7 @@ from stages.learner.checks import (
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
+from stages.learner.resume.burn_checkpoints import read_burn_checkpoint
 from stages.learner.resume.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.resume.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
 from stages.learner.resume.training_state import check_training_state
@@ -317,16 +318,24 @@ def _read_checkpoint(components: Components) -> Checkpoint | None:
     options, checkpoints = components.options, components.checkpoints
     if not isinstance(checkpoints, CheckpointManager) or options.checkpoint is None:
         return None
+    of_burn = checkpoints.epochs.list_burn_epochs()
     if options.checkpoint == "auto":
-        return find_newest_checkpoint(
+        newest = find_newest_checkpoint(
             checkpoints.epochs,
             checkpoints.steps,
             last_epoch=options.num_epochs,
             identity=options.identity,
             verify_logs=components.observers.verify_logs,
         )
-    log.info("Restoring checkpoint %d from %s", options.checkpoint, checkpoints.epochs.directory)
-    return checkpoints.epochs.restore(options.checkpoint)
+        epoch = max((number for number in of_burn if number <= options.num_epochs), default=0)
+        if not epoch or (newest is not None and int(newest.trainer["epoch"]) >= epoch):
+            return newest
+    else:
+        epoch = options.checkpoint
+    if epoch in of_burn:
+        return read_burn_checkpoint(components.state.model, checkpoints.epochs, epoch, options)
+    log.info("Restoring checkpoint %d from %s", epoch, checkpoints.epochs.directory)
+    return checkpoints.epochs.restore(epoch)
 
 
 def _share_start(components: Components, checkpoint: Checkpoint | None) -> Checkpoint | None:

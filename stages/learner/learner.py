@@ -15,6 +15,7 @@ from stages.learner.assembly import Components
 from stages.learner.batches import Loader
 from stages.learner.environment import write_machine
 from stages.learner.loop import Loop
+from stages.learner.resume.burn_checkpoints import check_later_epochs
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
 
@@ -79,12 +80,14 @@ class Learner:
         Raises `BuilderError` if a loader has no batches, if a metric cannot measure the output of a step, or
         if a step raises an exception in code of a library; `NonFiniteError` before a NaN or infinity reaches
         the weights, `StageError` if an accelerator fails or its memory is exhausted, and `CheckpointError` if
-        a checkpoint that belongs to the result could not be written.
+        a checkpoint that belongs to the result could not be written, or if it would replace one of Burn.
         """
         self._check_between_epochs()
         checkpoints = self._components.checkpoints
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
         is_main = self._components.group.is_main
+        if is_main:
+            check_later_epochs(self._options.directory, self.epoch)
         application_log = self._options.open_application_log() if is_main else nullcontext()
         with application_log:
             log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")

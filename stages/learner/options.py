@@ -26,6 +26,7 @@ from stages.runs.early_stopping import EarlyStopping
 
 FILE_LOGGER = "stages.loggers:FileMetricLogger"
 TEST_LOGGER = "stages.loggers:TestMetricLogger"
+READ_HISTORY = "stages.loggers:read_history"
 APPLICATION_LOG = "stages.loggers:ExperimentLog"
 RENDERER = "stages.renderers:default_renderer"
 

@@ -1,4 +1,5 @@
 from .averaging import WeightAverage as WeightAverage
+from .burn_schedules import load_burn_schedule as load_burn_schedule
 from .clipping import clip as clip
 from .config import AdaGrad as AdaGrad
 from .config import Adam as Adam

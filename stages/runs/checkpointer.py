@@ -15,17 +15,22 @@ from stages.records import (
     OriginalPrecision,
     Recorder,
     Tree,
+    formats,
     from_plain,
     read_item,
     to_plain,
 )
+from stages.records.dotted_names import derive_param_id
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
+from stages.records.record_tree import iter_leaves
 from stages.runs.file_names import (
     BURN_PARTS,
     CHECKPOINT_FOLDER,
     TRAINER,
     files_of,
     list_epochs,
+    list_unmarked_epochs,
+    marker_name,
     parse_name,
     parse_partial_name,
     stem_of,
@@ -33,6 +38,9 @@ from stages.runs.file_names import (
 )
 from stages.runs.manifest import LogLedger
 from stages.system.files import UNREADABLE, damage, describe, sync_directory
+
+ID = ".id"
+"""The end of the path of a parameter's id in a record."""
 
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,
@@ -66,13 +74,30 @@ class FileCheckpointer:
         """Return the epochs that have a checkpoint, in ascending order."""
         return list_epochs(self.directory)
 
+    def list_burn_epochs(self) -> list[int]:
+        """Return the epochs, in ascending order, of which Burn wrote a model into the directory."""
+        return [epoch for epoch in list_unmarked_epochs(self.directory) if self._has_our_ids(epoch) is False]
+
+    def _has_our_ids(self, epoch: int) -> bool | None:
+        """Return whether the ids in the model of *epoch* follow from the paths; None if it cannot be read.
+
+        Burn's are random.
+        """
+        try:
+            [path] = files_of(self.directory, epoch, part=BURN_PARTS[0])
+            record = formats.read(path, keep_data=False)
+        except (RecordError, ValueError):
+            return None
+        ids = [(name, leaf) for name, leaf in iter_leaves(record.item) if name.endswith(ID)]
+        return all(leaf == derive_param_id(name.removesuffix(ID)) for name, leaf in ids)
+
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Write *checkpoint* as that of *epoch*.
 
         A previous checkpoint of *epoch* is removed first. If the process is killed before this returns,
         *epoch* has no checkpoint.
         """
-        self._remove_trainer(epoch)
+        self._mark(epoch)
         files: dict[str, Any] = {}
         for part in BURN_PARTS:
             item = vars(checkpoint)[part]
@@ -83,6 +108,7 @@ class FileCheckpointer:
         _trainer_recorder.record(
             {**checkpoint.trainer, "files": files}, self.directory / stem_of(TRAINER, epoch)
         )
+        (self.directory / marker_name(epoch)).unlink(missing_ok=True)
 
     def restore(self, epoch: int) -> Checkpoint:
         """Return the checkpoint of *epoch*, which is verified before it is decoded.
@@ -90,7 +116,8 @@ class FileCheckpointer:
         Raises `CheckpointError` if it does not exist, or if a file is missing, corrupt or was changed.
         """
         if epoch not in self.list_saved():
-            saved = ", ".join(map(str, self.list_saved())) or "none"
+            epochs = sorted({*self.list_saved(), *self.list_burn_epochs()})
+            saved = ", ".join(map(str, epochs)) or "none"
             raise CheckpointError(
                 f"{self.directory} has no checkpoint of epoch {epoch}; found: {saved}. Choose another epoch"
             )
@@ -104,23 +131,35 @@ class FileCheckpointer:
 
     def delete(self, epoch: int) -> None:
         """Remove the checkpoint of *epoch*, its trainer record first."""
-        self._remove_trainer(epoch)
-        for path in files_of(self.directory, epoch):
+        self._mark(epoch)
+        for path in [*files_of(self.directory, epoch), self.directory / marker_name(epoch)]:
             path.unlink()
 
     def remove_partial_files(self) -> None:
-        """Remove the files of incomplete checkpoints, which a killed process did not finish."""
-        intact = set(self.list_saved())
-        for path in self.directory.iterdir() if self.directory.is_dir() else ():
-            parsed = parse_name(path.name)
-            if parse_partial_name(path.name) or (parsed and parsed.epoch not in intact):
-                path.unlink()
+        """Remove the files of checkpoints that a killed process did not finish, or that lost their trainer.
 
-    def _remove_trainer(self, epoch: int) -> None:
-        path = self.directory / trainer_name(epoch)
-        if path.exists():
+        Files of Burn, which has no trainer record, remain.
+        """
+        intact = set(self.list_saved())
+        lost = {epoch for epoch in list_unmarked_epochs(self.directory) if self._has_our_ids(epoch)}
+        paths = list(self.directory.iterdir()) if self.directory.is_dir() else []
+        partial = {path: parsed for path in paths if (parsed := parse_partial_name(path.name))}
+        marked = {parsed.epoch for path, parsed in partial.items() if path.name == marker_name(parsed.epoch)}
+        for epoch in (marked | lost) - intact:
+            for path in files_of(self.directory, epoch):
+                path.unlink()
+        for path in partial:  # the markers last
             path.unlink()
-            sync_directory(self.directory)
+
+    def _mark(self, epoch: int) -> None:
+        """Remove the trainer record of *epoch*, if any, and mark its files as those of this project."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        trainer, marker = self.directory / trainer_name(epoch), self.directory / marker_name(epoch)
+        if trainer.exists():
+            trainer.replace(marker)
+        else:
+            marker.touch()
+        sync_directory(self.directory)
 
     def _load(self, part: str, files: Mapping[str, Mapping[str, Any]]) -> Tree:
         """Read a verified file with the recorder, or in the format of its suffix if that differs."""

@@ -2,7 +2,8 @@
 
 The checkpoint of epoch N consists of the files ``model-N``, ``optim-N``, ``scheduler-N`` and ``trainer-N``,
 each with the suffix of its format. The first three are Burn's. ``trainer-N`` is an addition of this project
-and is written last: a checkpoint exists if and only if this file does.
+and is written last: a checkpoint exists if and only if this file does. While its files are written or removed
+there is an empty file ``.trainer-N.part``; without both, the files of epoch N may be those of Burn.
 """
 
 import re
@@ -49,6 +50,11 @@ def trainer_name(epoch: int) -> str:
     return f"{stem_of(TRAINER, epoch)}{TRAINER_SUFFIX}"
 
 
+def marker_name(epoch: int) -> str:
+    """Return the name of the file that exists while this project writes or removes the files of *epoch*."""
+    return f".{stem_of(TRAINER, epoch)}.part"
+
+
 def parse_name(name: str) -> CheckpointFileName | None:
     """Return the parts of the file name *name*; None if it is not the name of a checkpoint's file."""
     match = _NAME.fullmatch(name)
@@ -71,6 +77,16 @@ def list_epochs(directory: Path) -> list[int]:
         return epochs_in(path.name for path in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def list_unmarked_epochs(directory: Path) -> list[int]:
+    """Return the epochs, in ascending order, that have a model but no file of this project alone."""
+    try:
+        names = {path.name for path in directory.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    epochs = {parsed.epoch for parsed in map(parse_name, names) if parsed and parsed.part == BURN_PARTS[0]}
+    return sorted(epoch for epoch in epochs if names.isdisjoint({trainer_name(epoch), marker_name(epoch)}))
 
 
 def files_of(directory: Path, epoch: int, *, part: str = "*") -> Iterator[Path]:

@@ -29,6 +29,7 @@ from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 from stages.runs import KeepLast, MetricEarlyStopping
+from stages.runs.file_names import marker_name
 
 TRAIN_BATCHES, VALID_BATCHES = 5, 2
 MOST_EPOCHS, EPOCHS = 5, 3
@@ -352,6 +353,7 @@ def test_run_with_more_epochs_resumes_from_the_last(tmp_path):
 def test_incomplete_checkpoint_of_a_killed_run_is_removed(tmp_path, uninterrupted):
     run(tmp_path)
     (tmp_path / "checkpoint" / "model-9.mpk.gz").write_bytes(b"half")
+    (tmp_path / "checkpoint" / marker_name(9)).touch()
     (tmp_path / "checkpoint" / ".optim-3.mpk.gz.part").write_bytes(b"half")
 
     run(tmp_path)

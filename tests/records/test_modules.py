@@ -135,6 +135,20 @@ def test_record_marks_arrays_and_options_for_formats_without_names():
     assert skeleton_of(nn.GRU(1, 1))["gate_activation"] == Variant("Sigmoid", 6, None)
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.RNNCell])
+def test_record_with_another_activation_is_refused(kind):
+    relu = strip_type_hints(record_of(kind(2, 3, nonlinearity="relu")))
+    tanh = kind(2, 3)
+    before = {name: tensor.clone() for name, tensor in tanh.state_dict().items()}
+
+    with pytest.raises(RecordError, match="hidden_activation is Relu, expected Tanh"):
+        load_into(tanh, relu)
+    torch.testing.assert_close(dict(tanh.state_dict()), before)
+
+    del relu["hidden_activation"]  # Burn up to 0.19 has no such field, and burnpack stores no activation
+    load_into(tanh, relu)
+
+
 @pytest.mark.parametrize("layer", [nn.LSTM(2, 3), nn.GRU(2, 3), nn.RNN(2, 3), nn.LSTMCell(2, 3)])
 def test_recurrent_layer_is_recorded_by_gates(layer):
     found = fields(record_of(layer))

@@ -9,6 +9,8 @@ from torch import nn
 
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
+from stages.records import BurnpackRecorder, read_item
+from stages.records.dotted_names import decode_param_id
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import Map, RawTensor, Variant, strip_type_hints
 from stages.records.tensors import from_raw
@@ -320,6 +322,38 @@ def test_optimizer_resumes_from_record_of_burn_alone(kind):
     assert same(resumed.state_dict(), optimizer.state_dict())
 
 
+def in_layout_of_022(record):
+    """Return *record*, of Burn 0.21, in the layout of 0.22, where a tensor has the parameter's id."""
+
+    def with_ids(node, key):
+        if isinstance(node, dict):
+            return {name: with_ids(field, key) for name, field in node.items() if field is not None}
+        return {"id": key, "param": node} if isinstance(node, RawTensor) else node
+
+    entries = {}
+    for key, entry in record.items():
+        [(rank, state)] = entry["V1"].items()
+        entries[str(decode_param_id(key))] = {**with_ids(state, key), "__rank": int(rank[-1])}
+    return entries
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw amsgrad", "sgd momentum", "adagrad"])
+def test_optimizer_resumes_from_a_file_of_burn_022(kind, tmp_path):
+    module = build_net()
+    optimizer = OPTIMIZERS[kind](module.parameters())
+    train(module, optimizer, 3)
+    record = strip_type_hints(optimizer_record(optimizer, module))
+    path = BurnpackRecorder().record(in_layout_of_022(record), tmp_path / "optim")
+    resumed = OPTIMIZERS[kind](module.parameters())
+
+    without = load_burn_optimizer(
+        resumed, module, read_item(path), strip_type_hints(record_of(module)), source="optim.bpk"
+    )
+
+    assert without == []
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
 def test_parameters_that_record_of_burn_lacks_are_returned():
     module = build_net()
     optimizer = optim.RMSprop(module.parameters(), momentum=0.9)
@@ -353,6 +387,29 @@ def test_velocity_of_muon_record_is_sum_of_gradients():
 
     torch.testing.assert_close(from_raw(velocity), buffer.t() / (1 - 0.95))
     assert {key for state in record.values() for key in state["V1"]} == {"Rank2"}
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"o5sfrk0319cki": {"V1": {"Rank1": {}}}}], ids=["empty", "of another model"]
+)
+def test_record_of_which_nothing_fits_is_refused(record):
+    module = build_net()
+    optimizer = optim.Adam(module.parameters())
+    train(module, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    model = strip_type_hints(record_of(module))
+
+    with pytest.raises(RecordError, match=r"optim\.mpk lacks the state of all \d+ parameters"):
+        load_burn_optimizer(optimizer, module, record, model, source="optim.mpk")
+
+    assert same(optimizer.state_dict(), before)
+
+
+def test_plain_sgd_lacks_nothing():
+    module = build_net()
+    optimizer = optim.SGD(module.parameters())
+
+    assert load_burn_optimizer(optimizer, module, {}, strip_type_hints(record_of(module))) == []
 
 
 def test_muon_resumes_from_record_of_burn_alone():

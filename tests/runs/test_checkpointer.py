@@ -5,6 +5,7 @@ import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder
+from stages.records.dotted_names import derive_param_id
 from stages.runs import Checkpoint, FileCheckpointer, read_manifest
 from stages.system.files import sha256
 
@@ -145,19 +146,53 @@ def test_manifest_of_a_checkpoint_has_size_and_hash_of_its_files(checkpointer):
         read_manifest(checkpointer.directory, 3)
 
 
+def write_as_burn(directory, epoch, *, identifier="o5sfrk0319cki"):
+    """Write a checkpoint of *epoch* as Burn does, without a trainer record and with a random id."""
+    item = {"w": {"id": identifier, "param": torch.ones(3)}}
+    for part in ("model", "optim", "scheduler"):
+        NamedMpkGzFileRecorder().record(item, directory / f"{part}-{epoch}")
+
+
 def test_only_files_of_partial_checkpoints_are_removed(checkpointer):
-    checkpointer.save(3, CHECKPOINT)
+    directory = checkpointer.directory
     checkpointer.save(4, CHECKPOINT)
-    (checkpointer.directory / "trainer-3.mpk.gz").unlink()
-    for name in (".model-4.mpk.gz.tmp", "trainer-5.x", "notes-3.txt", "notes"):
-        (checkpointer.directory / name).touch()
+    write_as_burn(directory, 7)
+    for name in (".model-4.mpk.gz.tmp", "notes-3.txt", "notes"):
+        (directory / name).touch()
+    before = {path.name for path in directory.iterdir()} - {".model-4.mpk.gz.tmp"}
+    for epoch in (3, 4):  # one is new, and one replaces a checkpoint
+        with pytest.raises(OSError, match="killed"):
+            FileCheckpointer(directory, FailingRecorder()).save(epoch, CHECKPOINT)
 
     checkpointer.remove_partial_files()
 
-    left = {
-        f"{part}-{epoch}.mpk.gz" for part in ("model", "optim", "scheduler", "trainer") for epoch in (2, 4)
+    assert {path.name for path in directory.iterdir()} == {name for name in before if "-4." not in name}
+
+
+def test_removal_that_is_killed_is_completed_later(checkpointer):
+    directory = checkpointer.directory
+    checkpointer._mark(2)  # the first act of a removal
+
+    assert checkpointer.list_saved() == []
+    assert checkpointer.list_burn_epochs() == []
+    checkpointer.remove_partial_files()
+
+    assert list(directory.iterdir()) == []
+
+
+def test_epochs_of_burn_have_no_trainer_record_and_ids_of_burn(checkpointer):
+    for epoch in (12, 1):
+        write_as_burn(checkpointer.directory, epoch)
+    write_as_burn(checkpointer.directory, 5, identifier=derive_param_id("w"))  # its trainer record was lost
+    (checkpointer.directory / "model-6.mpk.gz").write_bytes(b"corrupt")
+
+    assert checkpointer.list_burn_epochs() == [1, 12]
+    assert checkpointer.list_saved() == [2]
+    checkpointer.remove_partial_files()
+    assert {path.name.split("-")[1] for path in checkpointer.directory.glob("model-*")} == {
+        f"{epoch}.mpk.gz" for epoch in (1, 2, 6, 12)
     }
-    assert {path.name for path in checkpointer.directory.iterdir()} == left | {"notes-3.txt", "notes"}
+    assert FileCheckpointer(checkpointer.directory / "missing", FailingRecorder()).list_burn_epochs() == []
 
 
 def test_missing_directory_has_no_checkpoints(tmp_path):

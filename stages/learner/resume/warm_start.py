@@ -182,7 +182,7 @@ class Origin:
         state, report, outcome = fit_record(start, model_file, optimizer_file, options)
         state.epoch = past.count
         history = history_tree(past.history)
-        trainer = {"identity": None, "history": history, **_empty_window(), "seed": past.seed}
+        trainer = {"identity": None, "history": history, **empty_window(), "seed": past.seed}
         print_line(f"starting from {model_file}: {outcome}")
         return state.checkpoint(trainer), report
 
@@ -276,7 +276,7 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
     state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
     state.epoch = int(trainer["epoch"])
     entries = {name: entry for name, entry in _select_entries(checkpoint).items() if name != "average"}
-    return state.checkpoint({**entries, **_empty_window()})
+    return state.checkpoint({**entries, **empty_window()})
 
 
 def fit_record(
@@ -296,7 +296,7 @@ def fit_record(
         _check_fits(loaded, source, start, SELECT_ADVICE)
     elif not loaded.state:
         raise CheckpointError(f"{source} has no tensor that fits the {type(start[0]).__name__}:\n{report}")
-    outcome = _restore_optimizer(state, optimizer_file, item, limit=options.limit)
+    outcome = restore_optimizer(state, optimizer_file, item, limit=options.limit)
     return state, report, f"its weights; {outcome}; the schedule starts from the beginning"
 
 
@@ -306,7 +306,7 @@ def optimizer_file_of(model_file: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _restore_optimizer(
+def restore_optimizer(
     state: ModelState, optimizer_file: Path | None, model_item: Tree, *, limit: int | None
 ) -> str:
     """Restore the optimizer from *optimizer_file* if it fits; return a description of the outcome."""
@@ -340,7 +340,8 @@ def _select_entries(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _empty_window() -> dict[str, Any]:
+def empty_window() -> dict[str, Any]:
+    """Return the entries of a trainer record for an accumulation window without a batch."""
     return {"window": Window(1).state_dict(), "guard": {"skipped": 0}}
 
 

@@ -19,10 +19,11 @@ from stages.records.record_tree import (
     Layout,
     OfTorch,
     RawTensor,
+    Some,
     Tree,
+    Variant,
     fields_of,
     iter_leaves,
-    strip_type_hints,
 )
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
@@ -197,11 +198,19 @@ class _Reading:
 
     def walk(self, node: Tree, frame: Tree, path: str) -> None:
         """Collect the tensors of *node*, which is at the position of *frame* in the skeleton."""
+        if isinstance(frame, Some):
+            frame = frame.value
+        if isinstance(frame, Variant):
+            names = list(node) if isinstance(node, dict) else []
+            if len(names) == 1 and names != [frame.name] and not _tensor_in(node):
+                self.report.mismatched.append(f"{path} is {names[0]}, expected {frame.name}")
+                return
+            frame = {frame.name: frame.value}
         if isinstance(frame, Slot):
             self._fill(node, frame, path)
         elif isinstance(frame, Constant):
             self._check(node, frame, path)
-        elif isinstance(frame, dict | list):
+        elif isinstance(frame, dict | list | tuple):
             frames, fields = _fields(frame), {} if _tensor_in(node) else _fields(node)
             for key, inner in frames.items():
                 self.walk(fields.get(key), inner, _join(path, key))
@@ -248,7 +257,7 @@ class _Reading:
 
 def _read(item: Tree, skeleton: Tree, source: str, current: Mapping[str, Any]) -> LoadResult:
     reading = _Reading(current)
-    reading.walk(to_raw_tree(item), strip_type_hints(skeleton), "")
+    reading.walk(to_raw_tree(item), skeleton, "")
     for name, parts in reading.parts.items():
         if name in reading.incomplete:
             continue
@@ -352,7 +361,7 @@ def _whole(name: str) -> Slot:
 
 def _fields(node: Tree) -> dict[str, Tree]:
     """Return the fields of a struct, or the elements of an array by their index."""
-    return dict(fields_of(node)) if isinstance(node, dict | list) else {}
+    return dict(fields_of(node)) if isinstance(node, dict | list | tuple) else {}
 
 
 def _join(path: str, key: str) -> str:

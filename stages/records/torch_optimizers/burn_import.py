@@ -1,4 +1,4 @@
-"""Loading of an optimizer's record that Burn wrote, whose parameter ids differ from ours."""
+"""Loading of an optimizer's record that Burn wrote, also 0.22, whose parameter ids differ from ours."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.dotted_names import encode_param_id, is_parameter
 from stages.records.record_tree import Tree, iter_leaves
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
@@ -26,6 +27,9 @@ from stages.records.torch_optimizers.burn_state import (
 )
 from stages.records.torch_optimizers.lbfgs import read_lbfgs
 
+RANK = "__rank"
+"""The entry of a parameter in Burn 0.22 that has its number of dimensions."""
+
 
 def load_burn_optimizer(
     optimizer: torch.optim.Optimizer,
@@ -37,7 +41,8 @@ def load_burn_optimizer(
 ) -> list[str]:
     """Load a record that Burn wrote into *optimizer* and return the paths of the parameters it lacks.
 
-    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer.
+    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer. SGD
+    without momentum has no state, so it lacks nothing.
 
     Args:
         optimizer: The optimizer to load into.
@@ -47,8 +52,8 @@ def load_burn_optimizer(
         source: The name of the record in messages.
 
     Raises:
-        RecordError: If the record does not fit *optimizer*, or if Burn has no such optimizer; *optimizer* is
-            then unchanged.
+        RecordError: If the record does not fit *optimizer*, if it lacks the state of every parameter, or
+            if Burn has no such optimizer; *optimizer* is then unchanged.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         state = read_lbfgs(optimizer, module, to_raw_tree(item), source)
@@ -63,16 +68,22 @@ def load_burn_optimizer(
             "the state of the optimizer"
         )
     tree = skeleton_of(module)
-    foreign, entries, places = _ids(model_item), to_raw_tree(item) or {}, slots_by_parameter(module, tree)
+    foreign, entries = _ids(model_item), _in_layout_of_021(to_raw_tree(item))
+    places = slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
-    states, without = [], []
+    states: list[dict[str, Any]] = []
+    without, read = [], 0
     for group, parameter in members(optimizer):
+        if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
+            states.append({})
+            continue
         own_slots = places.get(id(parameter), ())
         nodes = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
         if not nodes or any(node is None for _, node in nodes):
             without += [paths[slot.id] for slot, node in nodes if node is None]
             states.append(dict(optimizer.state.get(parameter, {})))
             continue
+        read += 1
         if form is None:
             states.append(read_muon(group, parameter, nodes, source))
             continue
@@ -80,6 +91,8 @@ def load_burn_optimizer(
         saved = read_state(form, nodes, parameter, source)
         saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
         states.append({**new, **saved})
+    if without and not read:
+        raise RecordError(f"{source} lacks the state of all {len(without)} parameters of the model")
     assign(optimizer, [options_of(group) for group in optimizer.param_groups], states)
     return without
 
@@ -104,6 +117,25 @@ def _initial_state(
         state |= {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
         return state | ({"grad_avg": zeros()} if group["centered"] else {})
     return {STEP: step, "sum": zeros()}
+
+
+def _in_layout_of_021(entries: Tree) -> dict[str, Tree]:
+    """Return *entries*, also of 0.22, with ids as in a model's record and the rank where 0.21 has it."""
+    converted = {}
+    for key, node in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(node, dict) and RANK in node and key.isdecimal():
+            fields = {name: _without_ids(field) for name, field in node.items() if name != RANK}
+            converted[encode_param_id(int(key))] = {"V1": {f"Rank{node[RANK]}": fields}}
+        else:
+            converted[key] = node
+    return converted
+
+
+def _without_ids(node: Tree) -> Tree:
+    """Return *node* with each tensor in place of the tensor and its id."""
+    if is_parameter(node):
+        return node["param"]
+    return {key: _without_ids(field) for key, field in node.items()} if isinstance(node, dict) else node
 
 
 def _ids(model_item: Tree) -> dict[str, str]:

@@ -1,0 +1,70 @@
+"""Checkpoints that Burn wrote into the directory of a run: resuming from them, and protecting them."""
+
+from pathlib import Path
+
+import torch
+
+from stages.contracts import plugins
+from stages.contracts.errors import CheckpointError, RecordError
+from stages.contracts.history import History
+from stages.contracts.printing import print_line
+from stages.learner.model_state import ModelState
+from stages.learner.options import READ_HISTORY, LearnerOptions
+from stages.learner.resume.warm_start import empty_window, optimizer_file_of, restore_optimizer
+from stages.learner.run_state import history_tree
+from stages.optim import load_burn_schedule
+from stages.records import DefaultRecorder, Tree, load_into, read_item, record_of
+from stages.runs import Checkpoint, FileCheckpointer
+from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
+
+
+def read_burn_checkpoint(
+    state: ModelState, checkpointer: FileCheckpointer, epoch: int, options: LearnerOptions
+) -> Checkpoint:
+    """Return the checkpoint of *epoch* that Burn wrote, read into *state*, and print what resumes from it.
+
+    Raises `CheckpointError` if the model does not fit.
+    """
+    try:
+        [model_file] = files_of(checkpointer.directory, epoch, part="model")
+        item = read_item(model_file, record_of(state.model))
+        load_into(state.model, item, source=str(model_file), layout="burn")
+    except (RecordError, ValueError) as error:
+        raise CheckpointError(f"cannot resume from epoch {epoch} of Burn: {error}") from error
+    outcomes = [restore_optimizer(state, optimizer_file_of(model_file), item, limit=None)]
+    outcomes.append(_restore_schedule(state, checkpointer.directory, epoch))
+    print_line(f"resuming after epoch {epoch} of Burn, from {model_file}: {'; '.join(outcomes)}")
+    state.epoch = epoch
+    history: History = plugins.find("logger", READ_HISTORY, {})(options.directory)
+    past = History(value for value in history if value.epoch <= epoch)
+    seed = torch.initial_seed() if options.seed is None else options.seed
+    trainer = {"identity": options.identity, "history": history_tree(past), **empty_window(), "seed": seed}
+    return state.checkpoint(trainer)
+
+
+def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
+    """Have the schedule continue where that of Burn stopped; return a description of the outcome."""
+    files = list(files_of(directory, epoch, part="scheduler"))
+    if len(files) != 1:
+        return "the schedule starts from the beginning"
+    try:
+        record: Tree = read_item(files[0], getattr(state.scheduler, "burn_state", lambda: None)())
+        load_burn_schedule(state.scheduler, record)
+    except RecordError as error:
+        return f"the schedule starts from the beginning ({error})"
+    return f"the schedule resumes from {files[0].name}"
+
+
+def check_later_epochs(directory: Path, epoch: int) -> None:
+    """Raise `CheckpointError` if Burn has trained in *directory* for more than *epoch* epochs.
+
+    A run that starts after *epoch* would replace its checkpoints and logs.
+    """
+    folder = directory / CHECKPOINT_FOLDER
+    epochs = FileCheckpointer(folder, DefaultRecorder()).list_burn_epochs()
+    if epochs and epochs[-1] > epoch:
+        raise CheckpointError(
+            f"{folder} has checkpoints that Burn wrote, up to epoch {epochs[-1]}, and a run after epoch "
+            f"{epoch} would replace them and the logs. Resume with checkpoint({epochs[-1]}) or "
+            'checkpoint("auto"), or use another directory'
+        )

@@ -1,0 +1,112 @@
+"""A run in a directory in which Burn has trained resumes from its checkpoint, and removes no file of Burn."""
+
+import pytest
+import torch
+
+from stages.contracts.errors import CheckpointError
+from stages.learner import LearnerBuilder
+from stages.optim import Adam, Linear, Scheduler, Sgd
+from stages.records import NamedMpkGzFileRecorder, read_item
+from stages.renderers import NoRenderer
+from stages.runs.file_names import TRAINER_SUFFIX
+
+SCHEDULES = {"constant": lambda: 0.05, "linear": lambda: Scheduler(0.05, Linear(final=0.01, num_iters=16))}
+OPTIMIZERS = {"adam": Adam(), "sgd": Sgd(kind="sgd"), "sgd with momentum": Sgd(kind="sgd", momentum=0.9)}
+
+
+def with_ids(node, ids):
+    """Return *node* with random ids, as Burn draws them."""
+    if not isinstance(node, dict):
+        return [with_ids(part, ids) for part in node] if isinstance(node, list) else node
+    if node.keys() == {"id", "param"}:
+        return {**node, "id": ids.setdefault(node["id"], f"{len(ids):013d}")}
+    return {ids.get(key, key): with_ids(part, ids) for key, part in node.items()}
+
+
+def make_burn(directory):
+    """Make the run in *directory* one of Burn: with its ids, and without files of this project alone."""
+    folder, recorder = directory / "checkpoint", NamedMpkGzFileRecorder()
+    for path in folder.glob(f"trainer-*{TRAINER_SUFFIX}"):
+        path.unlink()
+    for path in sorted(folder.glob("model-*")):  # first, since the ids are those of its parameters
+        ids = {}
+        for name in (path.name, path.name.replace("model", "optim")):
+            recorder.record(with_ids(read_item(folder / name), ids), folder / name)
+
+
+def values_of(learner):
+    return {(value.epoch, value.split, value.metric): value.value for value in learner.history}
+
+
+def contents(directory):
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != "experiment.log"]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
+def run(start, directory, epochs, tiny, checkpoint=None, *, optimizer=None, schedule=SCHEDULES["constant"]):
+    builder = start(directory, epochs)
+    if checkpoint:
+        builder.checkpoint(checkpoint)
+    make_net, load = tiny
+    learner = builder.build(make_net(), optimizer or Adam(), schedule())
+    learner.fit(*load())
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "optimizer", "schedule"),
+    [("auto", "adam", "linear"), (2, "sgd with momentum", "constant"), ("auto", "sgd", "linear")],
+)
+def test_run_resumes_from_a_checkpoint_of_burn(
+    checkpoint, optimizer, schedule, start, tiny, tmp_path, capsys
+):
+    options = {"optimizer": OPTIMIZERS[optimizer], "schedule": SCHEDULES[schedule]}
+    whole = run(start, tmp_path / "whole", 4, tiny, **options)
+    run(start, tmp_path / "half", 2, tiny, **options)
+    make_burn(tmp_path / "half")
+    before = contents(tmp_path / "half")
+
+    resumed = run(start, tmp_path / "half", 4, tiny, checkpoint, **options)
+
+    printed = capsys.readouterr().out
+    assert "resuming after epoch 2 of Burn, from" in printed
+    assert "the optimizer resumes from optim-2.mpk.gz; the schedule resumes from scheduler-2" in printed
+    assert resumed.resumed == "after epoch 2"
+    assert values_of(resumed) == pytest.approx(values_of(whole), rel=1e-6)  # of Burn's epochs, from its logs
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    after = contents(tmp_path / "half")
+    assert {name: after.get(name) for name in before} == before
+    logs = {name: text for name, text in contents(tmp_path / "whole").items() if name.endswith(".log")}
+    assert {name: after[name] for name in logs} == logs
+
+
+def test_run_that_would_replace_files_of_burn_is_refused(start, tiny, tmp_path):
+    run(start, tmp_path, 2, tiny)
+    make_burn(tmp_path)
+    before = contents(tmp_path)
+    make_net, load = tiny
+
+    for checkpoint in (None, 1):
+        with pytest.raises(
+            CheckpointError, match=r"Burn wrote, up to epoch 2, and a run after epoch \d would"
+        ):
+            run(start, tmp_path, 4, tiny, checkpoint)
+    with pytest.raises(CheckpointError, match="up to epoch 2"):  # without a checkpointer, for the logs
+        LearnerBuilder(tmp_path).renderer(NoRenderer()).build(make_net(), Adam()).fit(*load())
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; found: 1, 2"):
+        run(start, tmp_path, 4, tiny, 3)
+
+    assert contents(tmp_path) == before
+
+
+def test_newest_checkpoint_is_that_of_this_project_after_it_resumed(start, tiny, tmp_path, capsys):
+    run(start, tmp_path, 2, tiny)
+    make_burn(tmp_path)
+    run(start, tmp_path, 3, tiny, "auto")
+    capsys.readouterr()
+
+    resumed = run(start, tmp_path, 4, tiny, "auto")
+
+    assert resumed.resumed == "after epoch 3"
+    assert "Burn" not in capsys.readouterr().out
+    assert (tmp_path / "checkpoint/model-2.mpk.gz").exists()
