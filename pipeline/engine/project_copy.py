@@ -20,7 +20,7 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.project.git import find_head, git_error, run_git, try_git
+from pipeline.project.git import complete_history, find_head, git_error, run_git, try_git
 from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.runs.layout import RUNS_FOLDER
@@ -90,6 +90,7 @@ def freeze(root: Path) -> FrozenProject:
             f"{root} has no .dvc. Run the command in the folder that has dvc.yaml and params.yaml"
         )
     head = find_head(root)
+    complete_history(root)
     top = Path(run_git(root, "rev-parse", "--show-toplevel").strip())
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
     changed = try_git(root, "stash", "create", "learner sweep")

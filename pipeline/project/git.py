@@ -110,6 +110,27 @@ def find_head(root: Path) -> str:
     return head.stdout.strip()
 
 
+def complete_history(root: Path) -> None:
+    """Fetch the history, and the experiments, that a shallow clone in *root* lacks.
+
+    DVC records no experiment in a shallow clone. Raises `StageError` if the history cannot be fetched.
+    """
+    if not _is_shallow(root):
+        return
+    fetched = try_git(root, "fetch", "--quiet", "--unshallow")
+    if _is_shallow(root):
+        reason = fetched.stderr.strip() or "it has no remote"
+        raise StageError(
+            f"{root} is a shallow clone, in which DVC records no experiment, and its history cannot be "
+            f"fetched: {reason}. Run `git fetch --unshallow`"
+        )
+    try_git(root, "fetch", "--quiet", "origin", "+refs/exps/*:refs/exps/*")  # a run may resume from one
+
+
+def _is_shallow(root: Path) -> bool:
+    return run_git(root, "rev-parse", "--is-shallow-repository").strip() == "true"
+
+
 def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
     """Return the object of each of *names* in the repository *folder*; None for a missing object.
 

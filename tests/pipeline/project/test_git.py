@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.project.git import commit_time, read_objects, run_git, try_git
+from pipeline.project.git import commit_time, complete_history, read_objects, run_git, try_git
 from stages.contracts.errors import StageError
 
 WHEN = "2026-03-04T05:06:07+0530"
@@ -54,3 +54,21 @@ def test_missing_git_is_an_error(tmp_path, monkeypatch):
 
     with pytest.raises(StageError, match=r"git cannot be started .*Install git"):
         try_git(tmp_path, "status")
+
+
+def test_shallow_clone_gets_the_history_and_the_experiments_of_its_remote(repository, tmp_path):
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    run_git(repository, *identity, "commit", "--quiet", "--allow-empty", "--message", "Another commit")
+    run_git(repository, "update-ref", "refs/exps/aa/bb/exp", "HEAD")
+    clones = [tmp_path / name for name in ("clone", "orphan")]
+    for clone in clones:
+        run_git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(clone))
+    run_git(clones[1], "remote", "remove", "origin")
+
+    complete_history(clones[0])
+    complete_history(repository)
+
+    assert run_git(clones[0], "rev-list", "HEAD") == run_git(repository, "rev-list", "HEAD")
+    assert run_git(clones[0], "rev-parse", "refs/exps/aa/bb/exp") == run_git(repository, "rev-parse", "HEAD")
+    with pytest.raises(StageError, match="is a shallow clone, in which DVC records no experiment"):
+        complete_history(clones[1])
