@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -15,7 +16,7 @@ from prefect_servers import Api, Proxy
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows import prefect_patches
-from pipeline.flows.artifacts import short_timeout_client
+from pipeline.flows.artifacts import Artifacts, short_timeout_client
 from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
 from pipeline.flows.serving import _check_owner
@@ -113,6 +114,24 @@ def test_loop_of_the_runner_ends_if_the_server_refuses_its_login(proxy):
 
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         asyncio.run(observers.critical_service_loop(poll, interval=0.001))
+
+
+def test_check_of_each_observer_exists():
+    for name, check in prefect_patches.CHECKS.items():
+        assert callable(getattr(getattr(observers, name), check))
+
+
+def test_artifact_that_cannot_be_written_again_is_one_warning(proxy, caplog):
+    proxy.fail("500")
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        artifacts = Artifacts(None, None, logging.getLogger(__name__))
+        assert [artifacts.create("markdown", key, "") for key in ("one", "one", "other")] == [None] * 3
+
+    assert [message[:28] for message in caplog.messages] == [
+        "the artifact one is not writ",
+        "the artifact other is not wr",
+    ]
 
 
 def create_run(api, state, **options):
