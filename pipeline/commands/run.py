@@ -249,6 +249,13 @@ class OnCollision(StrEnum):
     cancel = "cancel"
 
 
+class OnMissed(StrEnum):
+    """What `learner serve` does with the runs of the schedule that were missed while nothing served it."""
+
+    drop = "drop"
+    run = "run"
+
+
 def serve(
     targets: Annotated[
         list[str] | None,
@@ -285,6 +292,9 @@ def serve(
     on_collision: Annotated[
         OnCollision, typer.Option(help="What a run does while another run of this deployment is in progress.")
     ] = OnCollision.wait,
+    missed: Annotated[
+        OnMissed, typer.Option(help="What happens to runs of the schedule that were missed before the start.")
+    ] = OnMissed.drop,
     allow_code: Annotated[
         bool,
         flag("--allow-code", "Let overrides of runs set import paths and files that are not committed."),
@@ -316,5 +326,12 @@ def serve(
         "targets": targets or [],
         "timeout_seconds": timeout,
     }
-    plan = Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel)
+    plan = Plan(
+        name,
+        cron,
+        interval,
+        timezone,
+        cancels=on_collision is OnCollision.cancel,
+        drops_missed=missed is OnMissed.drop,
+    )
     serve_deployment(plan, parameters, allow_code=allow_code)

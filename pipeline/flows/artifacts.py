@@ -6,7 +6,7 @@ The artifact of the progress of training is updated by a thread, so that no step
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
@@ -42,11 +42,12 @@ def short_timeout_client() -> Iterator[SyncPrefectClient]:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The artifacts of one run; one that cannot be written is a warning and does not end the run."""
+    """The artifacts of one run; one that cannot be written is one warning and does not end the run."""
 
     flow_run: UUID | None
     task_run: UUID | None
     logger: "Logger | LoggerAdapter[Any]"
+    _failed_keys: set[str] = field(default_factory=set)
 
     @classmethod
     def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "Artifacts":
@@ -73,7 +74,9 @@ class Artifacts:
                 return client.create_artifact(artifact).id
         except API_ERRORS as error:
             reason = str(error).split("\n")[0] or type(error).__name__
-            self.logger.warning("the artifact %s is not written: %s", key, reason)
+            if key not in self._failed_keys:
+                self.logger.warning("the artifact %s is not written: %s", key, reason)
+            self._failed_keys.add(key)
         return None
 
     def update(self, artifact: UUID, data: Any, description: str) -> bool:

@@ -12,17 +12,15 @@ from uuid import UUID
 
 from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
-from pipeline.flows.flow import RUN_VARIABLE, learner
+from pipeline.flows.flow import RUN_VARIABLE, SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
 from pipeline.project.snapshot import record_loaded_sources
 from stages.contracts.printing import CleanRecord
 
-__all__ = ["ENTRYPOINT", "SERVER_VARIABLE", "learner"]
+__all__ = ["ENTRYPOINT", "learner"]
 
 ENTRYPOINT = f"{__name__}.learner"
 """What a deployment names as its flow."""
-SERVER_VARIABLE = "LEARNER_SERVE_PID"
-"""Environment variable with the process of `learner serve`, for the runs that it starts."""
 
 
 def prepare_process(flow_run: UUID) -> None:

@@ -6,6 +6,7 @@ would make another copy, without the files of submodules.
 """
 
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
@@ -63,9 +64,13 @@ def run_experiment(
     """Run *experiment* as an experiment and log its output to *logger*.
 
     The clone is git's HEAD with the changes in tracked files. The stages are tasks of *flow_run*. If it is
-    stopped, the next run with the same params resumes from what it saved. Raises as `run_dvc` does, and
+    stopped, the next run with the same params resumes from what it saved. If it exists, because *flow_run*
+    is retried after a failed push, nothing runs. Raises as `run_dvc` does, and
     `StageError` if git fails.
     """
+    if run_git(Path(), "for-each-ref", f"refs/exps/*/*/{experiment.name}"):
+        logger.info("the experiment %s of this run exists", experiment.name)
+        return
 
     def log_line(line: str) -> None:
         if _IS_LOGGED.match(line):
@@ -89,6 +94,16 @@ def run_experiment(
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
+
+
+def warn_of_temporary_folder(folder: Path, warn: Callable[[str], None], *, push: bool) -> None:
+    """Report before training what is lost if a worker has cloned the project into *folder* for one run."""
+    if folder.is_relative_to(Path(tempfile.gettempdir()).resolve()):
+        lost = "run store" if push else "experiment, the cache and the run store"
+        warn(
+            f"{folder} is a temporary folder, and the {lost} may be removed with it"
+            + ". Set push" * (not push)
+        )
 
 
 def check_remotes(*, experiment: bool) -> None:

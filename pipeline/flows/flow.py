@@ -13,25 +13,32 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import httpx
 from prefect import State, flow, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 from pydantic import Field
 
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
-from pipeline.flows.artifacts import API_ERRORS, Artifacts
-from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
+from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
+from pipeline.flows.experiments import (
+    Experiment,
+    check_remotes,
+    push_results,
+    run_experiment,
+    warn_of_temporary_folder,
+)
 from pipeline.flows.run_page import slug, write_artifacts
-from pipeline.flows.run_registry import note_completion, register_this_run
+from pipeline.flows.run_registry import end_tasks, note_completion, register_this_run
 from pipeline.flows.server_outage import (
     RETRIED_CODES,
     exit_if_unreachable,
@@ -56,6 +63,8 @@ Report = Callable[[str, Outcome], None]
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Environment variable that Prefect sets in a process that it starts for one run."""
+SERVER_VARIABLE = "LEARNER_SERVE_PID"
+"""Environment variable with the process of `learner serve`, for the runs that it starts."""
 WAIT_VARIABLE = "LEARNER_WAIT_SECONDS"
 WAIT_SECONDS = 3600.0
 """Default time limit of a run in the workspace for acquiring the project lock."""
@@ -118,6 +127,7 @@ def learner(
     register_this_run()
     with ExitStack() as stack:
         watch_server = _plan_exit()
+        stack.push(_end_tasks)
         stack.callback(watch_server)
         try:
             if _command_line.get() is None:
@@ -241,6 +251,8 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
     select_stages(request.targets, downstream=request.downstream)
     if push:
         check_remotes(experiment=experiment)
+    if SERVER_VARIABLE not in os.environ:
+        warn_of_temporary_folder(Path.cwd(), get_run_logger().warning, push=push)
 
 
 @contextmanager
@@ -292,6 +304,18 @@ def _write_page(results: Results | None, title: str) -> None:
     wait_for_server(outage_seconds(), logger.warning)
     if results:
         write_artifacts(results, _this_run(), Artifacts.of_this_run(logger), title)
+
+
+def _end_tasks(_: object, error: BaseException | None, *_rest: object) -> None:
+    """Give the tasks whose end the server has not received the state of the flow, except after a signal."""
+    run = FlowRunContext.get()
+    if run is None or run.flow_run is None or not (error is None or isinstance(error, Exception)):
+        return
+    EventsWorker.instance().wait_until_empty()
+    message = "The server has not received the end of this task"
+    state: State[Any] = Failed(message=message) if error else Completed(message=message)
+    with suppress(*API_ERRORS), short_timeout_client() as client:
+        end_tasks(client, run.flow_run.id, state)
 
 
 def _read_title() -> str:

@@ -10,8 +10,8 @@
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
 * The loops of the runner. Prefect's runner exits after three failed polls, and ends the runs in progress, and
   the observer of cancellations stops. With the replacement a loop continues until the server responds.
-* The events of the observer. It stops when the server closes the connection, as at a restart. With the
-  replacement it connects again, and asks for the cancellations that it has missed.
+* The events of the observers. They stop when the server closes the connection, as at a restart. With the
+  replacement they connect again, and ask for the cancellations that they have missed.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained.
@@ -40,6 +40,11 @@ LEASE_KEEPER = "maintain_concurrency_lease"
 COMMIT = "commit_control_intent_and_ack"
 LOOP = "critical_service_loop"
 CONSUME = "_consume_events"
+CHECKS = {
+    "FlowRunCancellingObserver": "_check_for_cancelled_flow_runs",
+    "FlowRunSuspendingObserver": "_check_for_suspended_flow_runs",
+}
+"""The method of each of Prefect's observers that asks for what no event has reported."""
 DRAIN = "drain"
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -64,11 +69,14 @@ PATCHES: tuple[Patch, ...] = (
         )
         for module in ("prefect.runner._scheduled_run_poller", "prefect._internal.observers")
     ),
-    Patch(
-        f"prefect._internal.observers:FlowRunCancellingObserver.{CONSUME}",
-        "Prefect's runner receives no cancellation after the server has closed the connection",
-        "(self)",
-        SUPPORTED,
+    *(
+        Patch(
+            f"prefect._internal.observers:{observer}.{CONSUME}",
+            "Prefect's runner receives no cancellation after the server has closed the connection",
+            "(self)",
+            SUPPORTED,
+        )
+        for observer in CHECKS
     ),
     Patch(
         f"prefect._internal.concurrency.services:_QueueServiceBase.{DRAIN}",
@@ -92,6 +100,7 @@ def apply() -> None:
         (_scheduled_run_poller, LOOP, _outlive_outages),
         (observers, LOOP, _outlive_outages),
         (observers.FlowRunCancellingObserver, CONSUME, _connect_again),
+        (observers.FlowRunSuspendingObserver, CONSUME, _connect_again),
         (_QueueServiceBase, DRAIN, _skip_reset_service),
     )
     for owner, name, replace in replacements:
@@ -170,7 +179,7 @@ def _connect_again(
             with suppress(Exception):
                 await original(observer)
             with suppress(Exception):
-                await observer._check_for_cancelled_flow_runs()  # noqa: SLF001  what no event reports
+                await getattr(observer, CHECKS[type(observer).__name__])()
             await asyncio.sleep(observer.polling_interval)
 
     return consume

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Completed, Crashed
@@ -102,7 +104,14 @@ class Service:
     def ends_last(self) -> bool:
         """Return whether no other process serves the deployment; this one counts as ended from now on."""
         self.release()
-        return not any(is_locked(lock) for lock in FLOW_RUNS_FOLDER.glob(self.locks))
+        return self._count() == 0
+
+    def starts_first(self) -> bool:
+        """Return whether no other process serves the deployment yet."""
+        return self._count() == 1
+
+    def _count(self) -> int:
+        return sum(is_locked(lock) for lock in FLOW_RUNS_FOLDER.glob(self.locks))
 
 
 @contextmanager
@@ -115,6 +124,32 @@ def register_service(deployment: str) -> Iterator[Service]:
         stack.callback(lock.unlink, missing_ok=True)
         stack.enter_context(hold_lock(lock))
         yield Service(glob.escape(pattern).format("*"), stack.close)
+
+
+def drop_missed_runs(deployment: UUID) -> None:
+    """Cancel the runs of the schedule of *deployment* whose time has passed; other runs remain."""
+    missed = FlowRunFilter.model_validate(
+        {
+            "deployment_id": {"any_": [deployment]},
+            "state": {"name": {"any_": ["Scheduled", "Late"]}},
+            "expected_start_time": {"before_": datetime.now(UTC)},
+        }
+    )
+    with short_timeout_client() as client:
+        for flow_run in client.read_flow_runs(flow_run_filter=missed):
+            if flow_run.auto_scheduled:
+                client.set_flow_run_state(
+                    flow_run.id, Cancelled(message="Missed: nothing served the deployment"), force=True
+                )
+
+
+def count_waiting_runs(deployment: UUID) -> int:
+    """Return how many runs of *deployment* wait for the one in progress."""
+    waiting = FlowRunFilter.model_validate(
+        {"deployment_id": {"any_": [deployment]}, "state": {"name": {"any_": ["AwaitingConcurrencySlot"]}}}
+    )
+    with short_timeout_client() as client:
+        return len(client.read_flow_runs(flow_run_filter=waiting))
 
 
 def report_abandoned_submissions(deployment: UUID) -> None:
@@ -156,14 +191,28 @@ def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
         "newest checkpoint."
     )
     report = Cancelled if state.is_cancelling() else Crashed
-    client.set_flow_run_state(flow_run, report(message=message))
+    final: State[Any] = report(message=message)
+    client.set_flow_run_state(flow_run, final)
+    end_tasks(client, flow_run, final)
 
 
 def _report_completion(client: SyncPrefectClient, flow_run: UUID) -> None:
     state = client.read_flow_run(flow_run).state
     if state and (state.is_running() or state.is_cancelling() or state.is_crashed()):
-        message = "The server was unreachable when this run ended"
-        client.set_flow_run_state(flow_run, Completed(message=message), force=True)
+        completed: State[Any] = Completed(message="The server was unreachable when this run ended")
+        client.set_flow_run_state(flow_run, completed, force=True)
+        end_tasks(client, flow_run, completed)
+
+
+def end_tasks(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:
+    """Set *state* for the tasks of *flow_run* that are in progress according to the server.
+
+    The states of tasks are events, which are lost if the server does not respond for some seconds.
+    """
+    in_progress = TaskRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING"]}}})
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [flow_run]}})
+    for task_run in client.read_task_runs(flow_run_filter=of_run, task_run_filter=in_progress):
+        client.set_task_run_state(task_run.id, state, force=True)
 
 
 def _note(flow_run: UUID) -> Path:

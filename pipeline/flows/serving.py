@@ -25,11 +25,13 @@ from pydantic import ValidationError
 from pipeline.engine.reproduce import select_stages
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
-from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
+from pipeline.flows.deployment import ENTRYPOINT
 from pipeline.flows.experiments import check_remotes
-from pipeline.flows.flow import learner
+from pipeline.flows.flow import SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import (
     Service,
+    count_waiting_runs,
+    drop_missed_runs,
     register_service,
     report_abandoned_submissions,
     report_killed_runs,
@@ -38,7 +40,7 @@ from pipeline.flows.server_outage import RETRIED_CODES, exit_if_unreachable, out
 from pipeline.project.collision import ROOT
 from pipeline.project.params_edit import ALLOW_CODE, check_overrides
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
-from stages.contracts.printing import print_line
+from stages.contracts.printing import print_error, print_line
 
 OWNER = "folder="
 """Beginning of the tag of a deployment that names its host and folder."""
@@ -57,6 +59,8 @@ class Plan:
     timezone: str = "UTC"
     cancels: bool = False
     """If true, a run is cancelled if another run is in progress. If false, it waits."""
+    drops_missed: bool = True
+    """If true, runs of the schedule that were missed while nothing served it are cancelled at the start."""
 
     def schedule(self) -> Schedule | None:
         """Return Prefect's schedule; None if runs are started manually only. Raises `ParamsError`."""
@@ -104,24 +108,33 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
     schedule = plan.schedule()
     prefect_patches.apply()
     runner = _Runner(_build_deployment(plan, schedule, parameters))
-    try:
-        _check_owner(plan.name)
-        deployment = cast(UUID, runner.add_deployment(runner.deployment))
-    except API_ERRORS as error:
-        raise StageError(
-            f"the Prefect server at {prefect_api.describe_url()} does not respond: {error}. Start the server"
-        ) from error
-    report_killed_runs()
-    report_abandoned_submissions(deployment)
-    print_line(f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}")
+    with register_service(plan.name) as service:
+        try:
+            _check_owner(plan.name)
+            deployment = cast(UUID, runner.add_deployment(runner.deployment))
+            report_killed_runs()
+            report_abandoned_submissions(deployment)
+            if plan.drops_missed and service.starts_first():
+                drop_missed_runs(deployment)
+        except API_ERRORS as error:
+            url = prefect_api.describe_url()
+            raise StageError(
+                f"the Prefect server at {url} does not respond: {error}. Start the server"
+            ) from error
+        name = f"learner/{plan.name}"
+        print_line(f"serving {name}. To start a run now: prefect deployment run {name}")
+        _prepare_environment()
+        runner.service = service
+        asyncio.run(runner.serve())
+
+
+def _prepare_environment() -> None:
+    """Set the variables of the processes of runs."""
     os.environ[SERVER_VARIABLE] = str(os.getpid())
     os.environ[ENTRYPOINT_VARIABLE] = ENTRYPOINT  # otherwise the API names what the processes of runs execute
     search_path = (os.environ.get("PYTHONPATH"), str(ROOT))  # not the project, which has modules of any name
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     os.environ.setdefault(PREFECT_CLIENT_RETRY_EXTRA_CODES.name, RETRIED_CODES)
-    with register_service(plan.name) as service:
-        runner.service = service
-        asyncio.run(runner.serve())
 
 
 def _build_deployment(
@@ -170,6 +183,7 @@ class _Runner(Runner):
     service: Service
     _signal: int | None = None
     _is_paused = False
+    _has_warned = False
 
     def __init__(self, deployment: RunnerDeployment) -> None:
         super().__init__(name=deployment.name, pause_on_shutdown=True)
@@ -191,11 +205,23 @@ class _Runner(Runner):
             await asyncio.sleep(self.query_seconds)
             with suppress(*API_ERRORS):
                 await asyncio.to_thread(report_killed_runs)
+                await self._warn_of_waiting_runs()
                 try:
                     await self._client.read_deployment_by_name(f"learner/{self.name}")
                 except ObjectNotFound:
                     await self.aadd_deployment(self.deployment)
                     print_line(f"created learner/{self.name} again, which the server had lost")
+
+    async def _warn_of_waiting_runs(self) -> None:
+        """Print one warning if runs are scheduled faster than they end."""
+        for deployment in self._deployment_registry.get_deployment_ids():
+            count = await asyncio.to_thread(count_waiting_runs, deployment)
+            if count > 1 and not self._has_warned:
+                self._has_warned = True
+                print_error(
+                    f"warning: {count} runs of learner/{self.name} wait for the one in progress: the "
+                    "interval may be shorter than a run. Set a longer one, or --on-collision cancel"
+                )
 
     async def _pause_schedules(self) -> None:
         """Pause the schedule, unless another process serves the deployment."""

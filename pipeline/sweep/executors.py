@@ -196,7 +196,7 @@ class RayExecutor:
         try:
             with defer_signals():  # a start that is interrupted leaves threads that crash when Python exits
                 self._connect(options)
-            task = self.ray.remote(max_retries=0)(run_and_return_error)
+            task = self.ray.remote(max_retries=1)(run_and_return_error)  # if its worker is killed
 
             def submit(job: Job) -> Any:
                 return task.remote(job).future()
@@ -208,10 +208,10 @@ class RayExecutor:
     def _connect(self, options: dict[str, Any]) -> None:
         try:
             self.ray.init(**options)
-        except (ConnectionError, ValueError) as error:
-            raise StageError(
-                f"no Ray cluster answers at {self.address}: {error}. Start one, or set another --address"
-            ) from error
+        except Exception as error:  # Ray raises the class itself if a node starts slowly
+            place = f"no Ray cluster answers at {self.address}" if self.address else "Ray has not started"
+            reason = str(error).split("\n")[0]
+            raise StageError(f"{place}: {reason}. Run the command again, or set another --address") from error
 
     def task_runner(self) -> Any:
         """Return Prefect's task runner for Ray."""

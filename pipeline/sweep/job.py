@@ -93,7 +93,7 @@ def run_job(job: Job) -> None:
                 fetch_experiment(job.base, job.copy_folder, job.name, job.replaces)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
-                raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
+                raise StageFailedError(f"{_reason(code, job.log, start)}\n  log: {log}")
             else:
                 raise StageFailedError("stopped with the sweep. Run the same command again to resume")
 
@@ -214,10 +214,12 @@ def is_unlocked(log: Path) -> bool:
         return try_lock(file)
 
 
-def _reason(log: Path, start: int) -> str:
-    """Return the reason of a failure from *log* after *start*: the error of the stage, or the last line."""
+def _reason(code: int, log: Path, start: int) -> str:
+    """Return why a point ended with *code*: a signal, or in *log* after *start* an error or the last line."""
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
     lines = read_lines(log, start)
-    return find_error(lines) or (lines[-1].strip() if lines else "")
+    return find_error(lines) or (lines[-1].strip() if lines else "") or f"exit code {code}"
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -94,14 +94,12 @@ class Proxy:
     """A TCP proxy in front of the API at *address*, with faults for a number of connections."""
 
     def __init__(self, address):
-        target = urlsplit(address)
-        self._target = (target.hostname, target.port)
         self._connections = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._fault, self._count = None, 0
-        self.faults = 0
+        self._fault, self.faults = None, 0
         """Number of connections that had a fault."""
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}{target.path}"
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/api"
+        self.recover(address)
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self):
@@ -124,8 +122,11 @@ class Proxy:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def recover(self):
-        """Forward the connections from now on."""
+    def recover(self, address=None):
+        """Forward the connections from now on, to *address* if it is given."""
+        if address:
+            target = urlsplit(address)
+            self._target = (target.hostname, target.port)
         self._count = 0
 
     def _accept(self):

@@ -5,6 +5,8 @@ import logging
 import re
 import sys
 import time
+from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from pages import ROOT, page
@@ -13,8 +15,10 @@ from prefect.states import Failed
 
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
+from pipeline.flows.experiments import Experiment, run_experiment, warn_of_temporary_folder
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.project.git import run_git
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
@@ -157,3 +161,35 @@ def test_parameters_of_the_flow_are_in_the_readme_and_in_prefect_yaml():
 
     assert sorted(table) == sorted(deployment) == sorted(parameters)
     assert deployment == {name: each.default for name, each in parameters.items()}
+
+
+def test_experiment_that_exists_does_not_run_again(finished, monkeypatch, caplog):
+    """A run whose push failed is retried with the same name."""
+    monkeypatch.chdir(finished.folder)
+    run_git(finished.folder, "update-ref", "refs/exps/aa/bb/nightly-1", "HEAD")
+    before = finished.files(".runs")
+
+    with caplog.at_level("INFO"):
+        experiment = Experiment("nightly-1", ["fit.num_epochs=3"], [])
+        run_experiment(experiment, logging.getLogger(__name__), flow_run="", deadline=None)
+
+    assert caplog.messages == ["the experiment nightly-1 of this run exists"]
+    assert finished.files(".runs") == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "push", "warnings"),
+    [
+        ("/home/user/project", False, []),
+        (f"{gettempdir()}/clone", True, ["is a temporary folder, and the run store may be removed with it"]),
+        (f"{gettempdir()}/clone", False, ["the experiment, the cache and the run store may be removed"]),
+    ],
+)
+def test_run_in_a_temporary_folder_reports_what_is_lost(folder, push, warnings):
+    reported = []
+
+    warn_of_temporary_folder(Path(folder), reported.append, push=push)
+
+    assert len(reported) == len(warnings)
+    assert all(warning in text for warning, text in zip(warnings, reported, strict=True))
+    assert all(text.endswith("Set push") != push for text in reported)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from prefect_servers import Api
+from prefect_servers import Api, Proxy
 from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -488,6 +488,55 @@ def test_served_experiment_completes_and_exits_if_its_server_is_killed(serve, pr
     assert project.ok("git", "status", "--short") == ""
 
 
+@pytest.mark.long  # test_server_outage.py: the loops of the runner
+@pytest.mark.parametrize("fault", ["drop", "500"])
+def test_run_that_is_cancelled_during_an_outage_ends_as_cancelled_and_frees_its_slot(serve, server, fault):
+    with Proxy(server) as proxy:
+        served = serve("--workspace", "--name", f"outage-{fault}", address=proxy.address)
+        api = Api(server)
+        served.hold()
+        cancelled = api.start(f"outage-{fault}")
+        served.wait_until_held()
+        proxy.fail(fault)
+        api.cancel(cancelled)
+        wait_until(lambda: "waiting for the Prefect server" in served.output, lambda: served.output)
+        proxy.recover()
+        served.wait_until_signaled()
+        served.release()
+
+        assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+        assert api.wait(api.start(f"outage-{fault}")) == "Completed"
+        assert "the Prefect server responds again" in served.output
+        assert "Traceback" not in served.output
+        assert served.end() == 143
+
+
+@pytest.mark.long
+def test_deployment_is_created_again_on_an_emptied_server(serve, server, private_server):
+    with Proxy(server) as proxy:
+        served = serve("--workspace", "--name", "emptied", address=proxy.address)
+
+        proxy.fail("drop")
+        proxy.recover(private_server.address)
+
+        wait_until(lambda: "created learner/emptied again" in served.output, lambda: served.output)
+        api = Api(private_server.address)
+        assert api.wait(api.start("emptied")) == "Completed"
+        assert served.end() == 143
+        assert api.deployment("emptied")["paused"]
+
+
+@pytest.mark.long  # test_server_outage.py: the last of two services
+def test_schedule_continues_while_one_of_two_services_is_restarted(serve):
+    first, second = serve("--name", "rolling"), serve("--name", "rolling")
+
+    assert first.end() == 143
+    assert not first.api.deployment("rolling")["paused"]
+    assert "the schedule continues in another process" in first.output
+    assert second.end() == 143
+    assert first.api.deployment("rolling")["paused"]
+
+
 @pytest.mark.long
 def test_prefect_yaml_deploys_for_a_worker(project, server):
     use_waiting_model(project)
@@ -504,3 +553,48 @@ def test_prefect_yaml_deploys_for_a_worker(project, server):
     assert api.wait(run) == "Completed"
     assert api.deployment("process")["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     assert len(project.ok("dvc", "exp", "list", "--name-only").splitlines()) == 1
+
+
+POOL = """
+deployments:
+  - name: pool
+    entrypoint: pipeline.flows.deployment.learner
+    work_pool: {{name: pool}}
+    pull:
+      - prefect.deployments.steps.git_clone:
+          repository: {repository}
+    parameters: {{experiment: true, push: true}}
+"""
+
+
+@pytest.mark.long  # tests/pipeline/project/test_git.py: a shallow clone
+def test_workers_on_two_machines_push_their_experiments_and_resume_from_those_of_the_other(
+    project, server, tmp_path
+):
+    """Each worker clones the repository into a temporary folder, which has only its last commit."""
+    (tmp_path / "dvc").mkdir()
+    project.ok("git", "init", "-q", "--bare", str(tmp_path / "git"))
+    project.ok("git", "remote", "add", "origin", f"file://{tmp_path}/git")
+    project.ok("dvc", "remote", "add", "--default", "there", str(tmp_path / "dvc"))
+    (project.folder / "prefect.yaml").write_text(POOL.format(repository=f"file://{tmp_path}/git"))
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "A pool")
+    project.ok("git", "push", "-q", "origin", "HEAD")
+    project.ok("prefect", "work-pool", "create", "--type", "process", "pool", PREFECT_API_URL=server)
+    project.ok("prefect", "--no-prompt", "deploy", "--all", PREFECT_API_URL=server)
+    api, runs = Api(server), []
+    checkpoint, epochs = [], 1
+    for machine in ("one", "other"):
+        overrides = [f"fit.num_epochs={epochs}", *checkpoint]
+        runs.append(api.start("pool", overrides=overrides, targets=["fit"]))
+        worker = ("prefect", "worker", "start", "--pool", "pool", "--run-once")
+        project.ok(*worker, PREFECT_API_URL=server, PREFECT_HOME=str(tmp_path / machine))
+        assert api.wait(runs[-1]) == "Completed", api.logs(runs[-1])
+        experiments = project.ok("git", "ls-remote", "origin", "refs/exps/*").splitlines()
+        [experiment] = [line.split()[0] for line in experiments if line.endswith(runs[-1][-6:])]
+        checkpoint, epochs = [f"build_learner.checkpoint={{rev: {experiment}, epoch: 1}}"], 2
+
+    assert api.wait_for_log(runs[0], "is a temporary folder")
+    assert api.wait_for_log(runs[1], "epoch 2/2 | train: Accuracy")
+    assert not any(line.startswith("epoch 1/2") for line in api.logs(runs[1]))
+    assert project.ok("dvc", "exp", "list", "--name-only") == ""

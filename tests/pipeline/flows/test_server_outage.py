@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -9,11 +11,13 @@ import httpx
 import pytest
 from prefect._internal import observers
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Completed
 from prefect_servers import Api, Proxy
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows import prefect_patches
-from pipeline.flows.run_registry import register_service, report_killed_runs
+from pipeline.flows.artifacts import Artifacts, short_timeout_client
+from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
 from pipeline.flows.serving import _check_owner
 from stages.contracts.errors import ParamsError
@@ -112,6 +116,24 @@ def test_loop_of_the_runner_ends_if_the_server_refuses_its_login(proxy):
         asyncio.run(observers.critical_service_loop(poll, interval=0.001))
 
 
+def test_check_of_each_observer_exists():
+    for name, check in prefect_patches.CHECKS.items():
+        assert callable(getattr(getattr(observers, name), check))
+
+
+def test_artifact_that_cannot_be_written_again_is_one_warning(proxy, caplog):
+    proxy.fail("500")
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        artifacts = Artifacts(None, None, logging.getLogger(__name__))
+        assert [artifacts.create("markdown", key, "") for key in ("one", "one", "other")] == [None] * 3
+
+    assert [message[:28] for message in caplog.messages] == [
+        "the artifact one is not writ",
+        "the artifact other is not wr",
+    ]
+
+
 def create_run(api, state, **options):
     """Create a flow run in *state* and return its id."""
     flow = api.post("flows/", {"name": "learner"})["id"]
@@ -172,6 +194,51 @@ def test_run_that_ended_without_a_report_is_reported_later(server, folder, befor
     assert not list(notes.iterdir())
 
 
+def create_deployment(api, name, **options):
+    """Create a deployment and return its id."""
+    flow = api.post("flows/", {"name": "learner"})["id"]
+    return api.post("deployments/", {"name": name, "flow_id": flow, **options})["id"]
+
+
+def test_task_whose_end_the_server_has_not_received_gets_the_state_of_its_run(server):
+    api = Api(server)
+    run = create_run(api, "RUNNING")
+    for name, state in (("fit", "RUNNING"), ("load-data", "FAILED")):
+        task = {"flow_run_id": run, "task_key": name, "dynamic_key": "0", "name": name}
+        api.post("task_runs/", task | {"state": {"type": state}})
+
+    with temporary_settings({PREFECT_API_URL: server}), short_timeout_client() as client:
+        end_tasks(client, UUID(run), Completed(message="The end"))
+
+    states = {task["name"]: task["state"] for task in api.find("task_runs", run)}
+    assert (states["fit"]["name"], states["fit"]["message"]) == ("Completed", "The end")
+    assert states["load-data"]["name"] == "Failed"
+
+
+def test_missed_runs_of_the_schedule_are_dropped_and_others_remain(server):
+    """The server schedules the first runs when the deployment is created, and they are missed later."""
+    api = Api(server)
+    schedule = {"schedule": {"interval": 2, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
+    deployment = create_deployment(api, "missed", schedules=[schedule])
+    manual = api.start("missed")
+    wait_until(lambda: len(scheduled(api, "missed", "Scheduled", "Late")) > 2)
+    try:
+        with temporary_settings({PREFECT_API_URL: server}):
+            drop_missed_runs(UUID(deployment))
+
+        dropped = scheduled(api, "missed", "Cancelled")
+    finally:
+        api.delete(f"deployments/{deployment}")
+    assert len(dropped) > 1
+    assert manual not in [run["id"] for run in dropped]
+
+
+def scheduled(api, name, *states):
+    """Return the runs of deployment *name* in one of *states* whose time has passed."""
+    now = datetime.now(UTC).isoformat()
+    return [run for run in api.runs(name) if run["state_name"] in states and run["expected_start_time"] < now]
+
+
 def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
     with register_service("nightly") as first, register_service("weekly"):
         with hold_lock(Path(".runs/flow-runs/serve-nightly-1.lock")):
@@ -181,9 +248,7 @@ def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
 
 def test_deployment_that_is_served_from_another_folder_is_refused(server, folder):
     api = Api(server)
-    flow = api.post("flows/", {"name": "learner"})["id"]
-    body = {"name": "taken", "flow_id": flow, "tags": ["folder=elsewhere:/project"]}
-    deployment = api.post("deployments/", body)["id"]
+    deployment = create_deployment(api, "taken", tags=["folder=elsewhere:/project"])
 
     with temporary_settings({PREFECT_API_URL: server}):
         _check_owner("taken")  # nothing serves it

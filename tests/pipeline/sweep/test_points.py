@@ -10,7 +10,7 @@ import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.project_copy import freeze, temporary_copy
-from pipeline.sweep.job import Job
+from pipeline.sweep.job import Job, _reason
 from pipeline.sweep.plan import expand, plan_points
 from pipeline.sweep.point_process import POINT_SERVERS, PointRequest
 from stages.runs.layout import SWEEP_FOLDER
@@ -90,13 +90,27 @@ def test_second_point_of_a_process_equals_the_experiment_of_dvc_exp_run(swept):
     assert any(line.endswith("\tmetrics.json") for line in read_tree(project, "width=16")[0])
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "reason"),
+    [
+        (-signal.SIGKILL, "epoch 1/2\n", "its process was killed by SIGKILL"),
+        (1, "epoch 1/2\nthe last line\n", "the last line"),
+        (3, "", "exit code 3"),
+    ],
+)
+def test_reason_of_a_failed_point_is_its_signal_or_its_last_line(tmp_path, code, text, reason):
+    (tmp_path / "log").write_text(text)
+
+    assert _reason(code, tmp_path / "log", 0) == reason
+
+
 @pytest.mark.long  # test_sweep.py has a point that fails alone
 def test_point_that_kills_its_process_fails_alone(swept, sweep_in):
     project, _, outcome = swept
 
     assert outcome.code == 1
     assert "error: 1 of 3 points failed" in outcome.err
-    assert "width=13: " in outcome.err
+    assert "width=13: its process was killed by SIGKILL" in outcome.err
     assert "Traceback" not in outcome.text
     assert sweep_in(project).experiments() == ["width=16", "width=8"]
 
