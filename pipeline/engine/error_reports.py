@@ -23,6 +23,10 @@ TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
 VERBOSE_VARIABLE = "LEARNER_VERBOSE"
 """Environment variable with which all logs of DVC are printed; ``-v`` sets it."""
 HINT = f"the full traceback is hidden; set {TRACEBACK_VARIABLE}=1 to print it"
+SYSTEM_REMEDY = (
+    "The system refused it. Check the path, its permissions and its disk, and the limits of this process "
+    "(`ulimit -a`), and run the same command again"
+)
 INTERRUPTING_PACKAGES = ("pipeline", "prefect")
 """Packages whose signal handlers raise in any frame, including the user's."""
 MISTAKES = (
@@ -95,8 +99,9 @@ def report_error(error: BaseException) -> int:
     Rank 0 of several writes the message into its report instead, and the process that started it prints it.
 
     A `StageError` prints its message without a traceback and has its own code. A signal has 128 plus its
-    number. An exception in the user's code prints its message with the user's frames, and any other one its
-    traceback; both have code 1. A `SystemExit` of another package is raised again.
+    number. An exception in the user's code prints its message with the user's frames, one of the operating
+    system or of DVC's databases a remedy, and any other one its traceback; all have code 1. A `SystemExit` of
+    another package is raised again.
     """
     if isinstance(error, RunInterruptedError):
         return _report(str(error), error.exit_code)
@@ -109,6 +114,9 @@ def report_error(error: BaseException) -> int:
     if not is_user_error(error):
         if not isinstance(error, Exception):
             raise error
+        if isinstance(error, OSError) or type(error).__module__ == "sqlite3":
+            print_full_traceback(error)
+            return _report(f"error: {error}. {SYSTEM_REMEDY}\n{HINT}", 1)
         print_traceback(error)
         return 1
     print_full_traceback(error)
