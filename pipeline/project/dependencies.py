@@ -22,7 +22,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.project.check import CODE_KEYS, find_data_files, list_strings
-from pipeline.project.imports import find_imports, find_module, is_of_project, list_import_folders
+from pipeline.project.imports import (
+    PACKAGE,
+    find_imports,
+    find_module,
+    has_code,
+    is_of_project,
+    list_import_folders,
+)
 from pipeline.project.params import Params
 from pipeline.project.paths import parse_paths, read_paths, runs_root
 from pipeline.project.reads import record_reads
@@ -148,7 +155,7 @@ def _find_used_files(
     if certain:
         modules = {path for path in modules if is_of_project(path)}
         data = {path for path in data if (root / path).exists()}
-    code = [path / "__init__.py" if (root / path).is_dir() else path for path in modules]
+    code = [path / PACKAGE if (root / path).is_dir() else path for path in modules]
     return modules | data | find_imports(code, root, certain=certain)
 
 
@@ -243,7 +250,9 @@ class DepsGuard:
                 waiting.append(path)
                 seen.add(path)
         stable = {
-            _normalize(path, Path()): reader for path, reader in readers.items() if recorder.is_stable(path)
+            _normalize(path, Path()): reader
+            for path, reader in readers.items()
+            if recorder.is_stable(path) and (Path(path).name != PACKAGE or has_code(Path(path)))
         }
         return {path: reader for path, reader in stable.items() if not self.declared.covers(path)}
 
