@@ -5,8 +5,7 @@ loads when it is imported belongs to every later stage of this process that uses
 reads belongs to the stage that calls it.
 
 Only the user's code counts, and that is the code which is a dependency by content: the modules of the
-project, and the shipped sources and models. The other parts of this package have a VERSION. A module of the
-project counts whatever it is for, also as a logger: its code runs in the process that computes.
+project, and the shipped sources and models. The other parts of this package have a VERSION.
 """
 
 import functools

@@ -51,7 +51,7 @@ COVERED = {
     "deps behind a link": "open('linked/a.csv').read()",
     "output of the stage": "open('data/x').read()",
     "file that it has written": "open('new.txt', 'w').write('x'); open('new.txt').read()",
-    "file that a program has written": "os.system('echo > new.txt'); open('new.txt').read()",
+    "file that a program has written": "tick(); os.system('echo > new.txt'); open('new.txt').read()",
     "file that does not exist": "contextlib.suppress(OSError).__exit__(None, None, None)",
     "hidden file": "open('.settings').read()",
     "file of the machine": "open('/etc/passwd').read()",
@@ -73,6 +73,13 @@ def in_thread(function):
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
+def stamp():
+    Path(".stamp").write_text("")
+    return os.stat(".stamp").st_ctime_ns
+def tick():  # until the clock of the file system has a later time
+    first = stamp()
+    while stamp() == first:
+        pass
 def load():
     {body}
 """
@@ -172,6 +179,17 @@ def test_module_that_an_earlier_stage_has_loaded_counts_for_those_that_use_it(pr
         run(model, "build-learner", lambda: importlib.import_module("my_model"))
 
 
+def test_module_of_a_logger_is_not_needed_in_deps(project):
+    """Loggers change no number: another logger does not rerun the stage either."""
+    Path("my_logger.py").write_text("import my_helper\nx = open('notes.csv').read()")
+    Path("dvc.yaml").write_text(DEFINITION.replace("load-data", "fit"))
+    params = Params.model_validate({"fit": {"loggers": ["my_logger:Log"]}})
+
+    run(params, "fit", lambda: importlib.import_module("my_logger"))
+
+    assert find_missing_deps(params) == []
+
+
 def test_file_that_another_stage_reads_is_not_missing(project):
     definition = DEFINITION.replace("load-data", "build-learner").partition("stages:")[2]
     Path("dvc.yaml").write_text(
@@ -181,6 +199,15 @@ def test_file_that_another_stage_reads_is_not_missing(project):
     run()
 
     run(Params(), "build-learner", lambda: None)
+
+
+def test_many_modules_are_missing_one_by_one(project):
+    """Their folder would rerun the stage for the code of another one."""
+    for number in range(9):
+        Path(f"my_lab/part{number}.py").write_text("x = 1")
+    write_source("".join(f"import my_lab.part{number}\n" for number in range(9)))
+
+    assert sum("my_lab/part" in line for line in find_missing_deps(PARAMS)) == 9
 
 
 def test_note_of_a_read_ends_with_the_code_that_read_it(project):
