@@ -1,6 +1,7 @@
 """An edit of dvc.yaml that adds deps to its stages, and changes no other byte."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,16 @@ def add_deps(text: str, missing: Mapping[str, Sequence[Path]]) -> str:
         names = [file.as_posix() for file in files]
         expected = _set_deps(parse_yaml(text, DEFINITION), stage, names)
         text = _insert(text, stage, names)
-        if parse_yaml(text, DEFINITION) != expected:
+        if not _is_equal(text, expected):
             lines = "".join(f"\n      - {name}" for name in names)
             raise ParamsError(f"{DEFINITION}: the deps of {stage} cannot be edited. Add these lines:{lines}")
     return text
+
+
+def _is_equal(text: str, expected: Any) -> bool:
+    with suppress(ParamsError):
+        return bool(parse_yaml(text, DEFINITION) == expected)
+    return False
 
 
 def _set_deps(content: dict[str, Any], stage: str, names: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def _insert(text: str, stage: str, names: Sequence[str]) -> str:
     deps = entry.get("deps")
     if deps and deps.fa.flow_style():
         row, column = deps.lc.line, deps.lc.col
-        end = lines[row].index("]", column)
+        end = lines[row].find("]", column)  # if it is in another line, the text is not valid below
         lines[row] = f"{lines[row][:end].rstrip()}, {', '.join(map(_quote, names))}{lines[row][end:]}"
     elif deps:
         row = _last_row(lines, deps.lc.item(len(deps) - 1)[0], deps.lc.col)

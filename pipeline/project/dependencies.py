@@ -6,7 +6,7 @@ while it runs, from what the user's code reads (`pipeline.project.reads`). `lear
 A stage does not start if its deps lack a file of the first kind that it will read for certain, and its
 outputs are not recorded if they lack one that it has read. A folder in deps covers what is below it.
 Requirements pin installed packages, and `stages` and `pipeline` have versions: they are not files of the
-project.
+project. A module that only a logger uses changes no number, so it is not needed in deps.
 """
 
 import json
@@ -22,7 +22,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.project.check import CODE_KEYS, find_data_files, list_strings
-from pipeline.project.imports import find_imports, find_module, is_of_project, list_import_folders
+from pipeline.project.imports import (
+    PACKAGE,
+    find_imports,
+    find_module,
+    has_code,
+    is_of_project,
+    list_import_folders,
+)
 from pipeline.project.params import Params
 from pipeline.project.paths import parse_paths, read_paths, runs_root
 from pipeline.project.reads import record_reads
@@ -34,7 +41,7 @@ from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
 
 MAX_FILES = 5
-"""Files of one folder after which the folder is reported instead."""
+"""Files in a folder of data after which the folder is reported instead."""
 SECTIONS_BY_STAGE = {
     "load-data": ("load_data",),
     "build-learner": ("build_learner",),
@@ -42,7 +49,7 @@ SECTIONS_BY_STAGE = {
 }
 """The sections of params.yaml that name the code that a stage runs."""
 OUTPUT_KEYS = ("loggers", "telemetry")
-"""The keys of params.yaml whose parts write files."""
+"""The keys of ``fit`` whose parts change no number, so that an edit of them reruns nothing."""
 TOKENIZER = "tokenizer"
 """The argument of a text source that is the name of a tokenizer, or the path of one."""
 Deps = dict[str, list[Path]]
@@ -117,15 +124,20 @@ def _normalize(path: Path | str, root: Path) -> Path:
 
 
 def _simplify(paths: Iterable[Path], root: Path) -> list[Path]:
-    """Return *paths* without those below others, sorted; a folder in place of many files that it has."""
+    """Return *paths* without those below others, sorted; a folder of data in place of many of its files."""
     by_folder = defaultdict[Path, list[Path]](list)
     for path in {_normalize(path, root) for path in paths}:
         by_folder[path.parent].append(path)
     tops = set()
     for folder, files in by_folder.items():
-        is_folded = len(files) > MAX_FILES and folder not in (Path(), Path(folder.anchor))
-        tops |= {folder} if is_folded else set(files)
+        tops |= {folder} if len(files) > MAX_FILES and _has_data_only(root / folder) else set(files)
     return sorted(path for path in tops if not tops.intersection(path.parents))
+
+
+def _has_data_only(folder: Path) -> bool:
+    """Return whether *folder* has no code, an edit of which would rerun stages that do not use it."""
+    is_top = (folder / "dvc.yaml").exists() or folder == Path(folder.anchor)
+    return not is_top and not any(folder.glob("*.py"))
 
 
 def _find_used_files(
@@ -135,21 +147,32 @@ def _find_used_files(
 
     With *certain*, return what it reads in any case, and that exists.
     """
-    section_of: dict[str, Any] = dict(params)
-    section_of["fit"] = params.fit.model_copy(update=dict.fromkeys(OUTPUT_KEYS, ()))
+    section_of = _read_sections(params)
     sections = SECTIONS_BY_STAGE.get(stage, ())
     data = {*_find_named_data(section_of[sections[-1]], root, certain=certain)} if sections else set[Path]()
     if stage == "fit":
         data |= {*_find_indexed_files(params, root)}
     if stage == "save-model" and _may_test(root, certain=certain):
         sections = SECTIONS_BY_STAGE["fit"]
-    modules = {path for section in sections for path in find_modules(dict(params)[section], root)}
+    modules = {path for section in sections for path in find_modules(section_of[section], root)}
     modules |= set() if certain else {*_find_programs(declared.command, root)}
     if certain:
         modules = {path for path in modules if is_of_project(path)}
         data = {path for path in data if (root / path).exists()}
-    code = [path / "__init__.py" if (root / path).is_dir() else path for path in modules]
+    code = [path / PACKAGE if (root / path).is_dir() else path for path in modules]
     return modules | data | find_imports(code, root, certain=certain)
+
+
+def _read_sections(params: Params) -> dict[str, Any]:
+    """Return the sections of *params* by name, without the parts that change no number."""
+    fit = params.fit.model_copy(update=dict.fromkeys(OUTPUT_KEYS, ()))
+    return {**dict(params), "fit": fit}
+
+
+def _find_loggers(params: Params, root: Path) -> set[Path]:
+    """Return the modules of loggers in *params*, and what they import."""
+    modules = {*find_modules(params.fit, root)} - {*find_modules(_read_sections(params)["fit"], root)}
+    return modules | find_imports(modules, root)
 
 
 def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
@@ -214,6 +237,8 @@ class DepsGuard:
     declared: Declared
     modules: frozenset[Path]
     """The code of the stage that is known before it runs."""
+    loggers: frozenset[str] = frozenset()
+    """The absolute paths of modules that only loggers use."""
 
     def check(self) -> None:
         """Raise `StageError` if the stage has read a file that its deps do not cover, and note that file."""
@@ -233,7 +258,11 @@ class DepsGuard:
         """Return the files that are not covered, with the module that reads each."""
         recorder = record_reads()
         recorder.drain()
-        readers = dict(recorder.by_stage)
+        readers = {
+            path: reader
+            for path, reader in recorder.by_stage.items()
+            if not self.loggers.intersection([path, reader])
+        }
         waiting = [str(path.absolute()) for path in self.modules] + list(readers)
         seen = set(waiting)
         while waiting:
@@ -243,7 +272,9 @@ class DepsGuard:
                 waiting.append(path)
                 seen.add(path)
         stable = {
-            _normalize(path, Path()): reader for path, reader in readers.items() if recorder.is_stable(path)
+            _normalize(path, Path()): reader
+            for path, reader in readers.items()
+            if recorder.is_stable(path) and (Path(path).name != PACKAGE or has_code(Path(path)))
         }
         return {path: reader for path, reader in stable.items() if not self.declared.covers(path)}
 
@@ -264,7 +295,8 @@ def guard_deps(
     used = _find_used_files(stage, params, root, declared, certain=True)
     used |= {*programs, *find_imports(programs, root, certain=True)}
     _check_known(stage, declared, used, _read_notes(root))
-    guard = DepsGuard(stage, declared, frozenset(used))
+    loggers = {str(path.absolute()) for path in _find_loggers(params, root) - used}
+    guard = DepsGuard(stage, declared, frozenset(used), frozenset(loggers))
     covered = [str((root / path).absolute()) for path in (*declared.deps, *declared.outs)]
     with record_reads().recording(body, covered):
         yield guard

@@ -13,6 +13,8 @@ from pathlib import Path
 
 OUR_PACKAGES = ("stages", "pipeline")
 INSTALLED = ("site-packages", "dist-packages", "node_modules")
+PACKAGE = "__init__.py"
+"""The module of a package. One without a statement changes nothing, and need not be in deps."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
 
 
@@ -46,6 +48,7 @@ def find_imports(files: Iterable[Path], root: Path, *, certain: bool = False) ->
             if entry.is_certain or not certain
             for module in _resolve(entry, path, root, folders)
         }
+        imported |= {folder / PACKAGE for folder in path.parents if has_code(root / folder / PACKAGE)}
         waiting += imported - modules
         modules |= imported
     return modules
@@ -76,6 +79,20 @@ def find_module(name: str, root: Path, folders: Iterable[Path]) -> Path | None:
             if (root / path).exists():
                 return path
     return None
+
+
+def has_code(path: Path) -> bool:
+    """Return whether the module *path* exists and has a statement besides its docstring."""
+    try:
+        return any(not _is_docstring(statement) for statement in ast.parse(path.read_bytes()).body)
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    except OSError:
+        return False
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def read_imports(path: Path) -> list[Import]:
@@ -151,8 +168,8 @@ def _follow(names: list[str], folder: Path, root: Path) -> tuple[list[Path], Pat
     files = []
     for name in names:
         package, module = folder / name, folder / f"{name}.py"
-        if (root / package / "__init__.py").is_file():
-            files.append(package / "__init__.py")
+        if has_code(root / package / PACKAGE):
+            files.append(package / PACKAGE)
         elif (root / module).is_file():
             return [*files, module], None
         elif not (root / package).is_dir():

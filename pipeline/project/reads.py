@@ -5,8 +5,7 @@ loads when it is imported belongs to every later stage of this process that uses
 reads belongs to the stage that calls it.
 
 Only the user's code counts, and that is the code which is a dependency by content: the modules of the
-project, and the shipped sources and models. The other parts of this package have a VERSION. A module of the
-project counts whatever it is for, also as a logger: its code runs in the process that computes.
+project, and the shipped sources and models. The other parts of this package have a VERSION.
 """
 
 import functools
@@ -26,7 +25,17 @@ import stages
 from pipeline.project.imports import INSTALLED, is_of_project
 
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib", "/run/", *sysconfig.get_paths().values())
+SYSTEM = (
+    "/proc/",
+    "/sys/",
+    "/dev/",
+    "/etc/",
+    "/usr/",
+    "/lib/",
+    "/lib64/",
+    "/run/",
+    *sysconfig.get_paths().values(),
+)
 """Beginnings of the paths that belong to the machine or to the installation, and not to a run."""
 SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", "data/sources"))
 """Our code that is a dependency by content; the rest has a VERSION."""
@@ -110,21 +119,21 @@ class ReadRecorder:
             return
         opener = sys._getframe(2)  # noqa: SLF001  the fast way to the stack
         importer, reader = self._find_reader(opener)
-        if not path.endswith(".py"):
-            if reader:
-                self._report(importer, reader, path)
-        elif opener.f_code.co_filename == IMPORT_SYSTEM:  # and not a program that shows source lines
-            self._report(reader, reader, path)
+        if path.endswith(".py"):
+            if opener.f_code.co_filename == IMPORT_SYSTEM:  # and not a program that shows source lines
+                self._report(reader, reader, path)
+        elif importer or (reader and not self._is_covered(path)):
+            self._report(importer, reader, path)
 
     def _is_relevant(self, path: str) -> bool:
         if path in self.by_stage:
             return False
         if path.startswith(self._folder):
-            return is_of_project(Path(path[len(self._folder) :])) and not self._is_covered(path)
+            return is_of_project(Path(path[len(self._folder) :]))
         is_elsewhere = (
             path.startswith(SYSTEM) or "/." in path or any(f"/{name}/" in path for name in INSTALLED)
         )
-        return not (is_elsewhere or path.endswith(".py") or self._is_covered(path))
+        return not (is_elsewhere or path.endswith(".py"))
 
     def _find_reader(self, frame: FrameType | None) -> tuple[str, str]:
         """Return the innermost module of the user that is being imported, and the one whose code runs."""

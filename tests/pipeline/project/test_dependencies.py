@@ -1,0 +1,238 @@
+"""A stage that reads what its deps in dvc.yaml lack is refused, with the lines to add."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.project.definition_edit import fix_deps
+from pipeline.project.dependencies import check_deps, find_missing_deps, guard_deps
+from pipeline.project.params import Params
+from stages.contracts.errors import StageError
+
+DEFINITION = """
+vars:
+  - paths: {dataset: data/dataset.json}
+stages:
+  load-data:
+    cmd: learner stage load-data  # the first
+    deps:
+      - my_source.py
+      - tables
+    params: [load_data]
+    outs: [data]
+"""
+PARAMS = Params.model_validate({"load_data": {"source": {"kind": "my_source:load"}}})
+READS = {
+    "import at the top": ("import my_helper", "", "my_helper.py"),
+    "two imports away": ("import my_chain", "", "my_chain.py my_helper.py"),
+    "import in a function": ("", "import my_helper", "my_helper.py"),
+    "computed import": ("", "importlib.import_module('my_' + 'helper')", "my_helper.py"),
+    "package with code": ("", "import my_lab.part", "my_lab/__init__.py my_lab/part.py"),
+    "relative import": ("", "import my_plain.near", "my_plain/far.py my_plain/near.py"),
+    "file at the top": ("TEXT = open('notes.csv').read()", "", "notes.csv"),
+    "file in a function": ("", "open('notes.csv').read()", "notes.csv"),
+    "path": ("", "Path('notes.csv').read_bytes()", "notes.csv"),
+    "descriptor": ("", "os.close(os.open('notes.csv', os.O_RDONLY))", "notes.csv"),
+    "file of another module": ("", "import my_reader; my_reader.read()", "my_reader.py notes.csv"),
+    "file outside of the project": ("", "open('../outside/data.csv').read()", "OUTSIDE"),
+    "absolute path in the project": ("", "open(os.path.abspath('notes.csv')).read()", "notes.csv"),
+    "many files": ("", "[open(path).read() for path in Path('many').iterdir()]", "many"),
+    "worker": ("", "fork(lambda: open('notes.csv').read())", "notes.csv"),
+    "import in a worker": ("", "fork(lambda: importlib.import_module('my_helper'))", "my_helper.py"),
+    "thread": ("", "in_thread(lambda: open('notes.csv').read())", "notes.csv"),
+}
+COVERED = {
+    "file in a folder of deps": "open('tables/a.csv').read()",
+    "deps by an absolute path": "open(os.path.abspath('tables/a.csv')).read()",
+    "deps behind a link": "open('linked/a.csv').read()",
+    "output of the stage": "open('data/x').read()",
+    "file that it has written": "open('new.txt', 'w').write('x'); open('new.txt').read()",
+    "file that a program has written": "tick(); os.system('echo > new.txt'); open('new.txt').read()",
+    "file that does not exist": "contextlib.suppress(OSError).__exit__(None, None, None)",
+    "hidden file": "open('.settings').read()",
+    "file of the machine": "open('/etc/passwd').read()",
+    "installed package": "import this_is_installed",
+    "package without code": "import my_empty",
+    "folder": "os.listdir('many')",
+}
+SOURCE = """
+import contextlib, importlib, os, threading
+from pathlib import Path
+{top}
+def fork(function):
+    pid = os.fork()
+    if pid == 0:
+        function()
+        os._exit(0)
+    os.waitpid(pid, 0)
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+def stamp():
+    Path(".stamp").write_text("")
+    return os.stat(".stamp").st_ctime_ns
+def tick():  # until the clock of the file system has a later time
+    first = stamp()
+    while stamp() == first:
+        pass
+def load():
+    {body}
+"""
+FILES = {
+    "dvc.yaml": DEFINITION,
+    "my_helper.py": "x = 1",
+    "my_chain.py": "import my_helper",
+    "my_lab/__init__.py": "x = 1",
+    "my_lab/part.py": "x = 1",
+    "my_plain/near.py": "from . import far",
+    "my_plain/far.py": "x = 1",
+    "my_reader.py": "def read():\n    open('notes.csv').read()",
+    "my_empty/__init__.py": '"""Nothing."""',
+    "notes.csv": "1",
+    "tables/a.csv": "1",
+    "data/x": "1",
+    ".settings": "1",
+    ".venv/lib/python3.11/site-packages/this_is_installed.py": "x = 1",
+    "../outside/data.csv": "1",
+    **{f"many/{number}": "1" for number in range(9)},
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Change to a project, and forget its modules after the test."""
+    folder = tmp_path / "project"
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "linked").symlink_to("tables")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(folder / ".venv/lib/python3.11/site-packages"))
+    yield folder
+    for name in [name for name in sys.modules if name.startswith(("my_", "this_is"))]:
+        del sys.modules[name]
+
+
+def body():
+    """Run the source, as the stage does."""
+    importlib.import_module("my_source").load()
+
+
+def run(params=PARAMS, stage="load-data", function=body):
+    with guard_deps(stage, params, function):
+        function()
+
+
+def write_source(top="", function="pass"):
+    Path("my_source.py").write_text(SOURCE.format(top=top, body=function or "pass"))
+
+
+@pytest.mark.parametrize(("top", "function", "missing"), READS.values(), ids=READS)
+def test_stage_that_reads_what_its_deps_lack_is_refused_until_they_are_added(top, function, missing, project):
+    write_source(top, function)
+    names = sorted(missing.replace("OUTSIDE", str(project.parent / "outside/data.csv")).split())
+
+    with pytest.raises(StageError, match="load-data reads files that its deps in dvc.yaml lack") as refused:
+        run()
+
+    assert str(refused.value).split(":\n      - ")[1].split("\n      - ") == names
+    with pytest.raises(StageError):
+        check_deps(PARAMS, ["load-data"])  # before the next run, although it may read nothing again
+    assert len(find_missing_deps(PARAMS)) >= len(names)
+    assert len(list(fix_deps(PARAMS))) >= len(names)
+    assert "cmd: learner stage load-data  # the first" in Path("dvc.yaml").read_text()
+    check_deps(PARAMS, ["load-data"])
+    run()
+
+
+@pytest.mark.parametrize("function", COVERED.values(), ids=COVERED)
+def test_stage_that_reads_what_deps_cover_or_nobody_edits_is_recorded(function, project):
+    write_source(function=function)
+
+    run()
+
+    assert find_missing_deps(PARAMS) == []
+
+
+def test_module_that_an_earlier_stage_has_loaded_counts_for_those_that_use_it(project):
+    """One process runs several stages, and imports a module once."""
+    entry = DEFINITION.partition("stages:")[2]
+    complete = DEFINITION.replace("- tables", "- my_model.py\n      - my_helper.py\n      - notes.csv")
+    other = entry.replace("load-data", "build-learner").replace("my_source", "my_model")
+    Path("dvc.yaml").write_text(complete + other)
+    helper = "import importlib\nimportlib.import_module('my_' + 'helper')\n"
+    Path("my_model.py").write_text(f"{helper}x = open('notes.csv').read()")
+    write_source("import my_model")
+    run()
+    model = Params.model_validate({"build_learner": {"model": {"kind": "my_model:x"}}})
+
+    with pytest.raises(
+        StageError, match=r"build-learner reads files .*:\n      - my_helper.py\n      - notes.csv$"
+    ):
+        run(model, "build-learner", lambda: importlib.import_module("my_model"))
+
+
+def test_module_of_a_logger_is_not_needed_in_deps(project):
+    """Loggers change no number: another logger does not rerun the stage either."""
+    Path("my_logger.py").write_text("import my_helper\nx = open('notes.csv').read()")
+    Path("dvc.yaml").write_text(DEFINITION.replace("load-data", "fit"))
+    params = Params.model_validate({"fit": {"loggers": ["my_logger:Log"]}})
+
+    run(params, "fit", lambda: importlib.import_module("my_logger"))
+
+    assert find_missing_deps(params) == []
+
+
+def test_file_that_another_stage_reads_is_not_missing(project):
+    definition = DEFINITION.replace("load-data", "build-learner").partition("stages:")[2]
+    Path("dvc.yaml").write_text(
+        DEFINITION.replace("- tables", "- my_reader.py\n      - notes.csv") + definition
+    )
+    write_source("import my_reader", "my_reader.read()")
+    run()
+
+    run(Params(), "build-learner", lambda: None)
+
+
+def test_many_modules_are_missing_one_by_one(project):
+    """Their folder would rerun the stage for the code of another one."""
+    for number in range(9):
+        Path(f"my_lab/part{number}.py").write_text("x = 1")
+    write_source("".join(f"import my_lab.part{number}\n" for number in range(9)))
+
+    assert sum("my_lab/part" in line for line in find_missing_deps(PARAMS)) == 9
+
+
+def test_note_of_a_read_ends_with_the_code_that_read_it(project):
+    write_source(function="open('notes.csv').read()")
+    with pytest.raises(StageError):
+        run()
+    assert "load-data" in json.loads(Path(".runs/missing-deps.json").read_text())
+
+    write_source(function="pass")
+    os.utime("my_source.py", (1, 1))
+    del sys.modules["my_source"]
+    run()
+
+
+def test_data_and_pretrained_files_in_params_are_dependencies(project):
+    source = {"kind": "npz", "path": str(project.parent / "outside/data.csv")}
+    model = {"kind": "my_source:Net", "weights": "notes.csv"}
+    params = Params.model_validate({"load_data": {"source": source}, "build_learner": {"model": model}})
+
+    with pytest.raises(StageError, match=r"outside/data.csv"):
+        check_deps(params, ["load-data"])
+
+    definition = DEFINITION.replace("load-data", "build-learner").replace(
+        "params: [", "params: [build_learner, "
+    )
+    Path("dvc.yaml").write_text(definition)
+    write_source()
+    assert [line.rpartition("- ")[2] for line in find_missing_deps(params)] == ["notes.csv"]
