@@ -2,10 +2,13 @@
 
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 
 import pytest
+from command_line import parse
+from pages import Page
 from ruamel.yaml import YAML
 from waiting import wait_until
 
@@ -103,6 +106,30 @@ def test_readme_has_a_title_and_a_description_and_names_every_file_to_edit(name)
     assert f"| `{name}` |" in (ROOT / "pipeline/scaffold/README.md").read_text()
     hidden = {"Makefile", "README.md", ".gitignore", ".dvcignore", PLOT}
     assert [path for path in made.keys() - hidden if f"`{path}`" not in made["README.md"]] == []
+
+
+def list_commands(name):
+    """Return the commands in the README of the template *name*, also the programs in its text."""
+    readme = Page(name, read_files(name)["README.md"])
+    return [*readme.commands(), *re.findall(r"`(python [^`]+)`", readme.text)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_in_the_readme_of_a_template_exist(name):
+    commands = [shlex.split(command) for command in list_commands(name)]
+
+    assert ["dvc", "exp", "run"] in commands
+    for program, *arguments in commands:
+        if program == "learner":
+            parse(arguments)
+
+
+@pytest.mark.long  # test_commands_in_the_readme_of_a_template_exist
+@every_template
+def test_commands_in_the_readme_of_a_template_run(new_project, request):
+    """Run them in their order; 30 epochs, which take minutes, are 2."""
+    for command in list_commands(request.node.callspec.params["new_project"]):
+        new_project.ok("bash", "-c", command.replace("num_epochs=30", "num_epochs=2"))
 
 
 @pytest.mark.parametrize("name", NAMES)
