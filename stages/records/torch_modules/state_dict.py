@@ -324,23 +324,28 @@ def _kind(dtype: str) -> str:
 
 
 def _layout(item: Tree, tree: Tree, current: Mapping[str, Any], source: str) -> Layout:
-    """Return whose names *item* has: those of a Burn record, or PyTorch's."""
+    """Return whose names and axes *item* has: those of a Burn record, or PyTorch's.
+
+    Names of Burn do not prove its axes: its adapter for PyTorch writes bare tensors with PyTorch's.
+    """
     tensors = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     ours = dict(slots(tree))
-    scores = [(len(tensors.keys() & current.keys()), len(tensors.keys() & ours.keys()))]
+    turned = [name for name in tensors if name in ours and ours[name].transposed]
+    named_torch, named_burn = (len(tensors.keys() & names.keys()) for names in (current, ours))
     torchs = sum(_fits(_whole(name), raw, current) for name, raw in tensors.items())
     burns = sum(_fits(ours[name], raw, current) for name, raw in tensors.items() if name in ours)
-    scores.append((torchs, burns))
-    for score, other in scores:
-        if score != other:
-            return "torch" if score > other else "burn"
-    turned = [name for name in tensors if name in ours and ours[name].transposed]
-    if turned and torchs:
-        raise RecordError(
-            f"{source} could have Burn's axes or PyTorch's: {join_names(turned, MAX_LISTED_NAMES)} fit both. "
-            "Set layout='burn' or layout='torch'"
-        )
-    return "torch" if torchs else "burn"
+    if named_torch > named_burn:
+        return "torch"
+    if named_burn > named_torch:
+        are_square = turned and all(len(set(tensors[name].shape)) == 1 for name in turned)
+        if not are_square:
+            return "burn"
+    elif torchs != burns or not (turned and torchs):
+        return "torch" if torchs > burns or (torchs and torchs == burns) else "burn"
+    raise RecordError(
+        f"{source} could have Burn's axes or PyTorch's: {join_names(turned, MAX_LISTED_NAMES)} fit both. "
+        "Set layout='burn' or layout='torch'"
+    )
 
 
 def _fits(slot: Slot, tensor: RawTensor, current: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from long_tests import long
+from torch import nn
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -211,3 +212,24 @@ def test_commands_print_the_note(command, finished):
     printed = finished.call(*command).ok()
 
     assert NOTE in printed
+
+
+class Attention(nn.Module):
+    """A module whose names in Burn are others than in PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+
+def test_square_tensors_under_names_of_burn_need_a_layout(tmp_path):
+    bare = {f"attention.{name}.weight": torch.rand(8, 8) for name in ("query", "key", "value", "output")}
+    bare |= {f"attention.{name}.bias": torch.rand(8) for name in ("query", "key", "value", "output")}
+    safetensors.torch.save_file(bare, tmp_path / "adapted.safetensors", {"producer": "burn"})
+    item, model = read_item(tmp_path / "adapted.safetensors"), Attention()
+
+    with pytest.raises(RecordError, match=r"Burn's axes or PyTorch's: attention\.key\.weight, .* fit both"):
+        load_into(model, item)
+
+    load_into(model, item, layout="burn")
+    torch.testing.assert_close(model.attention.out_proj.weight.T, bare["attention.output.weight"])

@@ -424,6 +424,7 @@ def test_commands_print_no_internals_for_a_batch_that_does_not_fit(run, finished
     (finished.folder / "mine.py").write_text(MODULE_HEAD + NET.format("nn.Flatten(), nn.Linear(64, 2)"))
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
+    finished.add_deps()
 
     failed = run(finished)
 
