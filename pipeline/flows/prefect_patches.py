@@ -11,7 +11,7 @@
 * The loops of the runner. Prefect's runner exits after three failed polls, and ends the runs in progress, and
   the observer of cancellations stops. With the replacement a loop continues until the server responds.
 * The events of the observers. They stop when the server closes the connection, as at a restart. With the
-  replacement they connect again, and ask for the cancellations that they have missed.
+  replacement they connect again, and ask for what the events have not reported.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained.
@@ -174,13 +174,21 @@ def _connect_again(
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
     @functools.wraps(original)
     async def consume(observer: Any) -> None:
-        state = vars(observer)
-        while not state["_is_shutting_down"]:
+        async def receive() -> None:
             with suppress(Exception):
                 await original(observer)
-            with suppress(Exception):
-                await getattr(observer, CHECKS[type(observer).__name__])()
-            await asyncio.sleep(observer.polling_interval)
+
+        check = getattr(observer, CHECKS[type(observer).__name__])
+        events = asyncio.ensure_future(receive())
+        try:
+            while True:
+                await asyncio.sleep(observer.polling_interval)
+                if events.done():
+                    events = asyncio.ensure_future(receive())
+                with suppress(Exception):
+                    await check()  # an event of the time before a connection may be missing
+        finally:
+            events.cancel()
 
     return consume
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, DeploymentStatus
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
@@ -222,6 +223,16 @@ class _Runner(Runner):
                     f"warning: {count} runs of learner/{self.name} wait for the one in progress: the "
                     "interval may be shorter than a run. Set a longer one, or --on-collision cancel"
                 )
+
+    async def _cancel_run(self, *arguments: Any, **options: Any) -> None:
+        """Cancel a run when the server responds: an error of the request would end the runner."""
+        while True:
+            try:
+                with suppress(ObjectNotFound):  # a user has deleted the run
+                    await super()._cancel_run(*arguments, **options)
+                break
+            except httpx.HTTPError:
+                await asyncio.sleep(self.query_seconds)
 
     async def _pause_schedules(self) -> None:
         """Pause the schedule, unless another process serves the deployment."""

@@ -12,7 +12,7 @@ import pytest
 from prefect._internal import observers
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
-from prefect_servers import Api, Proxy
+from prefect_servers import Api, Proxy, running_server
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows import prefect_patches
@@ -62,27 +62,64 @@ def test_run_waits_for_its_server_after_one_warning(proxy):
     assert warning.startswith(f"the Prefect server at {proxy.address} does not respond: waiting up to ")
 
 
+class EndingRun:
+    """A `learner run` in *project* behind *proxy* that waits after its last stage, until `release`."""
+
+    def __init__(self, project, proxy, log):
+        (project.folder / "run_stages.py").write_text(RUN)
+        self._folder, self._log = project.folder, log
+        self.process = project.start_fork("run_stages", "save-model", log=log, PREFECT_API_URL=proxy.address)
+        self.wait_until((project.folder / "run").exists)
+        self.id = (project.folder / "run").read_text()
+
+    def wait_until(self, is_so):
+        """Wait until *is_so* returns a true value."""
+        wait_until(is_so, self._log.read_text, self.process)
+
+    def release(self):
+        """Let the run continue, and wait until it has reported that the server does not respond."""
+        (self._folder / "release").touch()
+        self.wait_until(lambda: "does not respond" in self._log.read_text())
+
+    def assert_completed(self, api):
+        """Check that the run ends as Completed, with its page, its tasks and one warning."""
+        assert self.process.wait(LIMIT_SECONDS) == 0, self._log.read_text()
+        assert api.history(self.id)[-1] == "Completed"
+        assert f"{self._folder.name}-summary" in api.artifacts(self.id)
+        assert {state for _, state in api.tasks(self.id, 5)} == {"Cached"}
+        assert self._log.read_text().count("WARNING") == 1
+        assert "Traceback" not in self._log.read_text()
+
+
 @pytest.mark.long  # the test before
-@pytest.mark.parametrize("fault", ["drop", "500"])
-def test_run_is_completed_with_its_artifacts_although_its_server_was_away_at_its_end(
+@pytest.mark.parametrize("fault", ["drop", "500", "delay"])
+def test_run_is_completed_with_its_page_although_its_server_was_away_at_its_end(
     finished, server, proxy, fault, tmp_path
 ):
-    (finished.folder / "run_stages.py").write_text(RUN)
-    log, run = tmp_path / "log", finished.folder / "run"
-    process = finished.start_fork("run_stages", "save-model", log=log, PREFECT_API_URL=proxy.address)
-    wait_until(run.exists, log.read_text, process)
+    run = EndingRun(finished, proxy, tmp_path / "log")
 
     proxy.fail(fault)
-    (finished.folder / "release").touch()
-    wait_until(lambda: "does not respond" in log.read_text(), log.read_text, process)
+    run.release()
     proxy.recover()
 
-    assert process.wait(LIMIT_SECONDS) == 0, log.read_text()
-    api = Api(server)
-    assert api.history(run.read_text())[-1] == "Completed"
-    assert f"{finished.folder.name}-summary" in api.artifacts(run.read_text())
-    assert log.read_text().count("WARNING") == 1
-    assert "Traceback" not in log.read_text()
+    run.assert_completed(Api(server))
+
+
+@pytest.mark.long  # the test before
+def test_run_is_completed_although_its_server_was_killed_and_started_again(
+    finished, private_server, database, tmp_path
+):
+    with Proxy(private_server.address) as proxy:
+        run = EndingRun(finished, proxy, tmp_path / "log")
+
+        proxy.fail("drop")
+        private_server.process.kill()
+        private_server.process.wait()
+        run.release()
+        with running_server(tmp_path / "server", database, has_template=False) as restarted:
+            proxy.recover(restarted.address)
+
+            run.assert_completed(Api(restarted.address))
 
 
 @pytest.mark.parametrize("fault", ["drop", "500"])
