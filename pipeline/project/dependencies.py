@@ -31,11 +31,12 @@ from pipeline.project.imports import (
     list_import_folders,
 )
 from pipeline.project.params import Params
-from pipeline.project.paths import parse_paths, read_paths, runs_root
+from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
 from pipeline.project.snapshot import interpolate, list_paths, read_variables
+from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, stages_of
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder
 from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
@@ -145,7 +146,8 @@ def _find_used_files(
 ) -> set[Path]:
     """Return the code and the data that *stage* uses according to params and to its code.
 
-    With *certain*, return what it reads in any case, and that exists.
+    With *certain*, return what it reads in any case, and that exists. An output of the pipeline is left out:
+    DVC removes it before the stage, which then has an error of its own.
     """
     section_of = _read_sections(params)
     sections = SECTIONS_BY_STAGE.get(stage, ())
@@ -158,7 +160,9 @@ def _find_used_files(
     modules |= set() if certain else {*_find_programs(declared.command, root)}
     if certain:
         modules = {path for path in modules if is_of_project(path)}
-        data = {path for path in data if (root / path).exists()}
+        ours = [entry for name, entry in _read_declared(root).items() if name in VERSIONS]
+        outputs = [output for entry in ours for output in entry.outs]
+        data = {path for path in data if (root / path).exists() and not _is_below(path, outputs)}
     code = [path / PACKAGE if (root / path).is_dir() else path for path in modules]
     return modules | data | find_imports(code, root, certain=certain)
 
@@ -217,16 +221,26 @@ def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
 
 def _may_test(root: Path, *, certain: bool) -> bool:
     """Return whether save-model runs the code of the model; if not *certain*, whether other data need it."""
-    is_declared = "test" in read_paths(root / "dvc.yaml")
+    is_declared = "test" in _read_paths(root)
     return is_declared and (not certain or "test" in _read_dataset(root).get("counts", ()))
 
 
 def _read_dataset(root: Path) -> dict[str, Any]:
     """Return the content of dataset.json; empty if load-data has not written it."""
-    definition = read_definition(root / "dvc.yaml")
     with suppress(OSError, ValueError):
-        return dict(json.loads((root / parse_paths(definition, "dvc.yaml").get("dataset", "")).read_bytes()))
+        return dict(json.loads((root / _read_paths(root).get("dataset", "")).read_bytes()))
     return {}
+
+
+def _read_paths(root: Path) -> dict[str, Path]:
+    """Return the paths in ``vars`` of dvc.yaml; none if it has only stages of the user."""
+    with suppress(ParamsError):
+        return dict(read_paths(root / "dvc.yaml"))
+    return {}
+
+
+def _is_below(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engine.stage_run import GuardedInterrupter
 from pipeline.project.definition_edit import fix_deps
 from pipeline.project.dependencies import check_deps, find_missing_deps, guard_deps
 from pipeline.project.params import Params
@@ -208,6 +209,32 @@ def test_many_modules_are_missing_one_by_one(project):
     write_source("".join(f"import my_lab.part{number}\n" for number in range(9)))
 
     assert sum("my_lab/part" in line for line in find_missing_deps(PARAMS)) == 9
+
+
+def test_training_ends_after_the_step_that_reads_a_missing_dependency(project):
+    """A training would otherwise run for hours before its results are refused."""
+    write_source(function="open('notes.csv').read()")
+
+    def train():
+        interrupter = GuardedInterrupter(guard)
+        assert not interrupter.should_stop()
+        body()
+        interrupter.should_stop()
+
+    with (
+        pytest.raises(StageError, match=r"load-data reads files .*:\n      - notes.csv$"),
+        guard_deps("load-data", PARAMS, train) as guard,
+    ):
+        train()
+
+
+def test_checkpoint_among_the_outputs_is_left_to_the_message_of_its_stage(project):
+    Path("dvc.yaml").write_text(f"{DEFINITION}  build-learner: {{cmd: x}}")
+    params = Params.model_validate(
+        {"build_learner": {"checkpoint": {"path": "data", "epoch": 1}}, "fit": {"num_epochs": 2}}
+    )
+
+    check_deps(params, ["build-learner"])
 
 
 def test_note_of_a_read_ends_with_the_code_that_read_it(project):
