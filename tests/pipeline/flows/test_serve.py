@@ -592,7 +592,7 @@ def test_workers_on_two_machines_push_their_experiments_and_resume_from_those_of
         assert api.wait(runs[-1]) == "Completed", api.logs(runs[-1])
         experiments = project.ok("git", "ls-remote", "origin", "refs/exps/*").splitlines()
         [experiment] = [line.split()[0] for line in experiments if line.endswith(runs[-1][-6:])]
-        checkpoint, epochs = [f"build_learner.checkpoint={{rev: {experiment}, epoch: 1}}"], 2
+        checkpoint, epochs = [f"+build_learner.checkpoint={{rev: {experiment}, epoch: 1}}"], 2
 
     assert api.wait_for_log(runs[0], "is a temporary folder")
     assert api.wait_for_log(runs[1], "epoch 2/2 | train: Accuracy")
