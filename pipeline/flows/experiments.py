@@ -29,7 +29,7 @@ from pipeline.engine.project_copy import (
 )
 from pipeline.flows.prefect_api import FLOW_RUN
 from pipeline.project.check import find_outside_data
-from pipeline.project.git import run_git
+from pipeline.project.git import run_git, try_git
 from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
 from pipeline.project.paths import STORES_VARIABLE
@@ -79,6 +79,7 @@ def run_experiment(
             logger.info("%s", line)
 
     command = ["exp", "run", "--name", experiment.name, *experiment.targets]
+    fetch_experiments(Path.cwd())
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
     place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
@@ -94,6 +95,15 @@ def run_experiment(
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
+
+
+def fetch_experiments(folder: Path) -> None:
+    """Fetch the experiments of the remote into *folder* if it is a shallow clone: a run may resume from one.
+
+    The clone of a worker has no references to them. Without a remote, nothing is fetched.
+    """
+    if run_git(folder, "rev-parse", "--is-shallow-repository").strip() == "true":
+        try_git(folder, "fetch", "--quiet", "--depth", "1", "origin", "+refs/exps/*:refs/exps/*")
 
 
 def warn_of_temporary_folder(folder: Path, warn: Callable[[str], None], *, push: bool) -> None:

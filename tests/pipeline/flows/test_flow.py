@@ -15,7 +15,7 @@ from prefect.states import Failed
 
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
-from pipeline.flows.experiments import Experiment, run_experiment, warn_of_temporary_folder
+from pipeline.flows.experiments import Experiment, fetch_experiments, run_experiment, warn_of_temporary_folder
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.project.git import run_git
@@ -161,6 +161,21 @@ def test_parameters_of_the_flow_are_in_the_readme_and_in_prefect_yaml():
 
     assert sorted(table) == sorted(deployment) == sorted(parameters)
     assert deployment == {name: each.default for name, each in parameters.items()}
+
+
+def test_shallow_clone_gets_the_experiments_of_its_remote(finished, tmp_path):
+    run_git(finished.folder, "update-ref", "refs/exps/aa/bb/nightly-1", "HEAD")
+    clones = [tmp_path / name for name in ("shallow", "alone")]
+    for clone in clones:
+        run_git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{finished.folder}", str(clone))
+    run_git(clones[1], "remote", "remove", "origin")
+
+    for folder in (*clones, finished.folder):
+        fetch_experiments(folder)
+
+    experiment, head = run_git(clones[0], "rev-parse", "refs/exps/aa/bb/nightly-1", "HEAD").split()
+    assert experiment == head
+    assert run_git(clones[1], "for-each-ref", "refs/exps") == ""
 
 
 def test_experiment_that_exists_does_not_run_again(finished, monkeypatch, caplog):
