@@ -10,7 +10,6 @@ import typer
 
 from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
 from stages.contracts.errors import ParamsError, StageError, UserCodeError
-from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error, print_line
 
 if TYPE_CHECKING:
@@ -308,6 +307,7 @@ def serve(
     Example: learner serve --cron "0 3 * * *" -S fit.num_epochs=30 --push
     """
     from pipeline.flows import prefect_api
+    from stages.contracts.fields import MAX_SECONDS
 
     for option, seconds in (("--interval", interval), ("--timeout", timeout)):
         if seconds is not None and not seconds <= MAX_SECONDS:
