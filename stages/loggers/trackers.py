@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from stages.contracts.deliveries import OFFLINE_RUNS, list_offline_runs
 from stages.contracts.plugins import load_extra
 from stages.loggers.tracking import Point, RunDescription
 from stages.system.files import write_text
+from stages.system.processes import module_command
 
 RUN_FILE = "run.json"
 """The id of the run, with which a resumed run continues it."""
@@ -140,7 +140,7 @@ class WandbTracker:
     def upload(self) -> None:
         """Send the runs that are stored offline. Raises `CalledProcessError` if ``wandb sync`` fails."""
         for path in list_offline_runs(self._directory):
-            subprocess.run([sys.executable, "-m", "wandb", "sync", str(path)], check=True)  # noqa: S603  no shell
+            subprocess.run(module_command("wandb", "sync", str(path)), check=True)  # noqa: S603  no shell
 
     def _remove_earlier_runs(self) -> None:
         for path in self._directory.glob(OFFLINE_RUNS):

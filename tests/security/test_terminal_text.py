@@ -163,6 +163,7 @@ COMMANDS = {
     "runs show": [("runs", "show"), ("runs", "show", NAME)],
     "runs verify": [("runs", "verify")],
     "runs prune": [("runs", "prune", NAME)],
+    "runs sync": [("runs", "sync")],
 }
 """A command to its arguments: the names in the project, and names that the user has pasted."""
 PRINTED = {"status", "summary", "compare", "plot", "records show", "runs list"}
