@@ -16,6 +16,7 @@ import dvc.stage.cache
 import dvc.stage.run
 from dvc.dvcfile import Lockfile
 from dvc.env import DVC_ROOT, DVC_STAGE
+from dvc.fs import LocalFileSystem
 from dvc.output import Output
 from dvc.stage import Stage
 
@@ -27,6 +28,7 @@ from pipeline.project.revisions.dvc_checks import (
     remove_damaged_output,
     remove_from_cache,
 )
+from stages.system.files import raise_unless_missing
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"
@@ -61,6 +63,12 @@ PATCHES: tuple[Patch, ...] = (
         "(self, stages, **kwargs)",
         SUPPORTED,
     ),
+    Patch(
+        "dvc_objects.fs.local:FsspecLocalFileSystem.walk",
+        "DVC records a folder that cannot be listed as an empty one",
+        "(self, path, maxdepth=None, topdown=True, detail=False, **kwargs)",
+        SUPPORTED,
+    ),
     *CHECKS,
     Patch(
         "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
@@ -93,6 +101,8 @@ def apply() -> None:
     dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)
     Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
     Output.commit = _verify_before_commit(Output.commit)
+    files: Any = type(LocalFileSystem().fs)
+    files.walk = _list_or_raise(files.walk)
     Lockfile.dump_stages = _collect_stages(Lockfile.dump_stages)
     apply_checks()
     cache = dvc.stage.cache.StageCache
@@ -196,6 +206,30 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _list_or_raise(original: Callable[..., Any]) -> Callable[..., Iterator[tuple[str, Any, Any]]]:
+    @functools.wraps(original)
+    def walk(
+        system: Any,
+        path: str,
+        maxdepth: int | None = None,  # noqa: ARG001  DVC ignores it as well
+        *,
+        topdown: bool = True,
+        detail: bool = False,
+        **_options: Any,
+    ) -> Iterator[tuple[str, Any, Any]]:
+        for root, folders, files in os.walk(path, topdown=topdown, onerror=raise_unless_missing):
+            if not detail:
+                yield os.path.normpath(root), folders, files
+                continue
+            described: list[dict[str, Any]] = [
+                {name: system.info(f"{root}{os.sep}{name}") for name in names} for names in (folders, files)
+            ]
+            yield os.path.normpath(root), described[0], described[1]
+            folders[:] = described[0]
+
+    return walk
 
 
 def _verify_cached_outputs(original: Callable[[Any], Any]) -> Callable[[Any], bool]:

@@ -26,7 +26,7 @@ from pathspec import GitIgnoreSpec
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
-from stages.system.files import md5, sha256
+from stages.system.files import md5, raise_unless_missing, sha256
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
@@ -183,7 +183,7 @@ def _read_ignore_rules() -> GitIgnoreSpec:
 def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
     if path.is_file():
         yield path
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in os.walk(path, onerror=raise_unless_missing):
         parent = Path(folder)
         folders[:] = sorted(
             name for name in folders if not ignored.match_file(f"{(parent / name).as_posix()}/")

@@ -142,6 +142,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def raise_unless_missing(error: OSError) -> None:
+    """Raise *error*, with which `os.walk` cannot list a folder, unless there is no such folder."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write *text* to *path* atomically, in UTF-8."""
     with open_atomic(path) as file:

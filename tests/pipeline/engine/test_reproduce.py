@@ -1,8 +1,10 @@
 """Reproduction of one stage through DVC in this process: outcomes, restored outputs and errors."""
 
+import errno
 import logging
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,28 @@ def test_missing_output_of_another_stage_is_reported_with_the_command_that_makes
         reproduce("make", run=body)
 
     assert body.calls == []
+
+
+@pytest.mark.parametrize("occurrence", range(4))
+def test_output_folder_that_cannot_be_listed_once_is_never_recorded_as_an_empty_one(
+    occurrence, body, monkeypatch
+):
+    Path("dvc.yaml").write_text(PIPELINE.replace("outs: [out.txt]", "outs: [out]"))
+    list_folder, listed = os.scandir, []
+
+    def refuse(path="."):
+        if Path(path).name == "out":
+            listed.append(path)
+            if len(listed) == occurrence + 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return list_folder(path)
+
+    def write(name, renderer):
+        Path("out").mkdir()
+        Path("out/file.txt").write_text("1")
+        monkeypatch.setattr(os, "scandir", refuse)
+
+    with suppress(OSError):
+        reproduce("make", run=write)
+
+    assert not LOCK.exists() or "nfiles: 1" in LOCK.read_text()
