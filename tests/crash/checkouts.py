@@ -85,7 +85,7 @@ class Checkouts:
             return (
                 f"{len(found)} different experiments, {len(found & set(wanted))} of {len(set(wanted))} wanted"
             )
-        return wrong_cache(project.result(), cached)
+        return wrong_cache(project.result(), cached) if cached["dvc.lock"] in found else ""
 
     def wrong_repro(self, project):
         """Run `dvc repro` and return how the result differs from an untouched one; empty if it does not."""

@@ -15,7 +15,10 @@ from workers import run_trials
 
 from stages.system.processes import parent_of
 
-COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
+GRID = ("-S", "fit.seed=42,43")
+RATES = ("-S", "build_learner.optimizer.learning_rate=interval(0.001,0.01)", "--trials", "3")
+MODES = {"grid": GRID, "asha": (*GRID, "--stop", "asha"), "tpe": (*RATES, "--search", "tpe")}
+"""The options of each kind of sweep."""
 TARGETS = ("sweep", "point", "everything")
 MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
 """The states, and the seconds within which a kill follows each."""
@@ -26,6 +29,7 @@ class Plan:
     """A trial."""
 
     index: int
+    mode: str
     target: str
     moment: str
     delay: float
@@ -36,7 +40,13 @@ def plan(seed, index, attempt):
     draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
     moment = draw.choices(list(MOMENTS), (1, 2, 1))[0]
     delay = random.Random(f"{seed} {index} {attempt}").uniform(0, MOMENTS[moment])  # noqa: S311
-    return Plan(index, TARGETS[index % len(TARGETS)], moment, delay)
+    mode = [*MODES][index // len(TARGETS) % len(MODES)]
+    return Plan(index, mode, TARGETS[index % len(TARGETS)], moment, delay)
+
+
+def command_of(mode):
+    """Return the command of a sweep of the kind *mode*."""
+    return (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, *MODES[mode])
 
 
 class Sweeps:
@@ -47,7 +57,7 @@ class Sweeps:
         self.folder = folder
         self.checkouts = checkouts(folder.parent)
         made = self.checkouts.templates
-        self.locks = (made.reference["dvc.lock"], (made.other.folder / "dvc.lock").read_bytes())
+        self.locks = {"grid": {made.reference["dvc.lock"], (made.other.folder / "dvc.lock").read_bytes()}}
 
     def trial(self, index):
         """Kill the sweep before its end, run it again, and return the row of the trial."""
@@ -57,17 +67,18 @@ class Sweeps:
             if not self._kill(project, planned):
                 project.remove()
                 continue
-            wrong, recovery = self._after_it(project)
+            wrong, recovery = self._after_it(project, planned.mode)
             if wrong:
                 wrong = f"trial {index}, attempt {attempt}, {planned}: {wrong}"
             else:
                 project.remove()
-            return Row(f"sweep: SIGKILL of {planned.target}", wrong, recovery.counted | {"too late": attempt})
+            kind = f"sweep, {planned.mode}: SIGKILL of {planned.target}"
+            return Row(kind, wrong, recovery.counted | {"too late": attempt})
         return None
 
     def _kill(self, project, planned):
         """Start the sweep and kill at the planned moment; return whether it had not ended before."""
-        process = project.start(*COMMAND)
+        process = project.start(*command_of(planned.mode))
         reached = wait_until(lambda: self._is_reached(project, planned.moment), process)
         time.sleep(planned.delay if reached else 0)
         victims = self._victims(project, process, planned.target) if process.poll() is None else []
@@ -95,15 +106,34 @@ class Sweeps:
         groups = {process.pid} if target == "sweep" else set(sorted(filter(None, points))[:1])
         return [pid for pid in processes if _group_of(pid) in groups]
 
-    def _after_it(self, project):
+    def _untouched(self, mode):
+        """Return the dvc.lock of each experiment of a sweep of the kind *mode* that nothing kills."""
+        if mode not in self.locks:
+            project = self.checkouts.copy(self.folder / f"untouched-{mode}")
+            project.ok(*command_of(mode))
+            self.locks[mode] = set(project.experiments())
+            project.remove()
+        return self.locks[mode]
+
+    def _wrong_experiments(self, project, mode):
+        """Return how the experiments differ from those of an untouched sweep.
+
+        Whether asha stops a point depends on the points that have ended, so each may be trained to the end.
+        """
+        found, wanted = set(project.experiments()), self._untouched(mode)
+        if mode == "asha" and len(found) == len(wanted):
+            return "" if found <= wanted | self.locks["grid"] else "an experiment of asha differs"
+        return self.checkouts.wrong_experiments(project, *wanted)
+
+    def _after_it(self, project, mode):
         """Return what is wrong, and how the sweep recovered."""
         wrong = [f"still running: {left}" if (left := project.orphans(150)) else ""]
-        recovery = recover(project, COMMAND)
+        recovery = recover(project, command_of(mode))
         wrong.append(recovery.finding)
         if files := self.checkouts.wrong_user_files(project):
             wrong.append(f"the user's files: {files}")
         wrong.append(self.checkouts.wrong_workspace(project))
-        wrong.append(self.checkouts.wrong_experiments(project, *self.locks))
+        wrong.append(self._wrong_experiments(project, mode))
         wrong.append(self.checkouts.wrong_repro(project))
         wrong.append(leftovers(project))
         return "; ".join(filter(None, wrong)), recovery
