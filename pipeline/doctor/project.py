@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -21,7 +20,7 @@ from pipeline.project.dependencies import find_missing_deps, find_modules
 from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
-from pipeline.project.snapshot import path_of
+from pipeline.project.snapshot import list_paths, read_variables
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition, stages_of
 from stages.contracts.errors import StageError
@@ -80,22 +79,20 @@ def check_untracked_files() -> Iterator[Diagnostic]:
 
 def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
-    stages = stages_of(read_definition()).values()
-    deps, outputs = (
-        {Path(path) for stage in stages for path in _literal_paths(stage.get(key))}
+    definition = read_definition()
+    variables = read_variables(definition)
+    used, outputs = (
+        {
+            Path(path)
+            for stage in stages_of(definition).values()
+            for path in list_paths(stage, key, variables)
+            if "://" not in path
+        }
         for key in ("deps", "outs")
     )
-    used = {dep for dep in deps if not any(dep.is_relative_to(output) for output in outputs)}
     for section in (params.load_data, params.build_learner, params.fit):
         used |= {*find_modules(section, Path()), *find_data_files(section)}
-    return {path for path in used if not path.is_absolute()}
-
-
-def _literal_paths(entries: list[Any] | None) -> Iterator[str]:
-    """Yield the paths in *entries*, except for URLs and paths with ``${…}``, which stages write."""
-    for path in map(path_of, entries or []):
-        if "${" not in path and "://" not in path:
-            yield path
+    return {path for path in used if not (path.is_absolute() or outputs & {path, *path.parents})}
 
 
 def _is_inside(path: Path) -> bool:

@@ -85,6 +85,24 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
     assert "remotes: none of disk is the default: dvc remote default disk" in warnings
 
 
+def test_data_that_a_stage_of_the_user_writes_is_tracked(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    Path("drawn").mkdir()
+    Path("drawn/mine.npz").touch()
+    finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: drawn/mine.npz")
+    finished.edit(
+        "dvc.yaml",
+        "\nstages:\n",
+        "\n      drawn: drawn\n\nstages:\n  draw:\n    cmd: x\n    outs: ['${paths.drawn}']\n",
+    )
+
+    assert not [
+        found
+        for found in check_untracked_files()
+        if "drawn" in found.message and found.level is Level.PROBLEM
+    ]
+
+
 def test_remote_that_does_not_answer_is_a_problem(project, monkeypatch, silent_port):
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
     project.dvc("remote", "add", "-d", "far", "s3://bucket/store").ok()
