@@ -386,9 +386,10 @@ timed()
 
 
 def find_states(api, name):
-    """Return the names of the states of the flow runs with *name*."""
-    wanted = {"sort": "START_TIME_ASC", "flows": {"name": {"any_": [name]}}}
-    return [run["state_name"] for run in api.post("flow_runs/filter", wanted)]
+    """Return the names of the states of the flow runs with *name* that no schedule has created."""
+    wanted = {"flows": {"name": {"any_": [name]}}, "flow_runs": {"deployment_id": {"is_null_": True}}}
+    found = api.post("flow_runs/filter", {"sort": "START_TIME_ASC", **wanted})
+    return [run["state_name"] for run in found]
 
 
 def test_interrupted_flow_saves_before_prefect_records_its_state(holdable, start, server):
