@@ -1,13 +1,12 @@
 """Faults at one system call of a run: a kill, an error or a short write. The next run must resume from it."""
 
-import random
 import shutil
 
 from report import Row
 from small_run import CONFIG, SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
 from trial_projects import difference
-from workers import run_trials
+from workers import run_sample
 
 ERRORS = ("ENOSPC", "EIO", "EACCES", "ENFILE", "EXDEV")
 MOVES = {"rename", "renameat", "renameat2"}
@@ -92,10 +91,4 @@ class Calls:
 def run(asked, folder, until):
     """Return a row for each trial: all of them, or a sample of *asked.count*."""
     check_permitted()
-    calls = Calls(folder)
-    indices = list(range(len(calls.cases)))
-    if asked.count < len(indices):
-        indices = calls.sample(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
-    if asked.replay is not None:
-        indices = [asked.replay]
-    return run_trials(calls.trial, indices, asked.jobs, until)
+    return run_sample(Calls(folder), asked, until)

@@ -1,6 +1,5 @@
 """An error at one system call of `learner run` on a result: it fails and resumes, or succeeds."""
 
-import random
 import time
 from collections import defaultdict
 
@@ -9,7 +8,7 @@ from report import Row
 from small_run import fork, wait_for_result
 from tracer import check_permitted, trace, wait_for_tracer
 from trial_projects import difference, templates
-from workers import run_trials
+from workers import run_sample
 
 from stages.system.files import PART_SUFFIX
 
@@ -94,10 +93,4 @@ def left_behind(folder, seconds=60):
 def run(asked, folder, until):
     """Return a row for each trial: all of them, or a sample of *asked.count*."""
     check_permitted()
-    calls = CommandCalls(folder)
-    indices = list(range(len(calls.cases)))
-    if asked.count < len(indices):
-        indices = calls.sample(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
-    if asked.replay is not None:
-        indices = [asked.replay]
-    return run_trials(calls.trial, indices, asked.jobs, until)
+    return run_sample(CommandCalls(folder), asked, until)

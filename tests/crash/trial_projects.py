@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,7 @@ TWO_RANKS = (("device: auto", "device: [cpu, cpu]"),)
 @functools.cache
 def templates(folder, *params):
     """Return the templates in *folder* with *params* besides `PARAMS`, built at the first call."""
-    return Templates(folder / "-".join(["templates", *(str(len(new)) for _, new in params)]), params)
+    return Templates(Path(tempfile.mkdtemp(prefix="templates-", dir=folder)), params)
 
 
 class Templates:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import tempfile
 import time
 import traceback
@@ -11,6 +12,16 @@ def run_trials(trial, items, jobs, until):
     """Return the results of *trial* for the *items* that started before *until*, from *jobs* processes."""
     started = [_start(trial, items[number::jobs], until) for number in range(jobs)]
     return [row for one in started for row in _rows(*one)]
+
+
+def run_sample(trials, asked, until):
+    """Return a row for each of the cases of *trials*: all, a sample of *asked.count*, or *asked.replay*."""
+    indices = list(range(len(trials.cases)))
+    if asked.count < len(indices):
+        indices = trials.sample(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
+    if asked.replay is not None:
+        indices = [asked.replay]
+    return run_trials(trials.trial, indices, asked.jobs, until)
 
 
 def _start(trial, items, until):
