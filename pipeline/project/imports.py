@@ -163,7 +163,7 @@ def _resolve(entry: Import, importer: Path, root: Path, folders: list[Path]) -> 
 def _follow(names: list[str], folder: Path, root: Path) -> tuple[list[Path], Path | None]:
     """Return the files that *names*, the parts of a dotted name, load from *folder*, and the last folder.
 
-    The folder is None if a name is no package. A folder without ``__init__.py`` is a namespace package.
+    The folder is None if a name is that of a module. A folder without ``__init__.py`` is a namespace package.
     """
     files = []
     for name in names:

@@ -102,8 +102,7 @@ def assemble(
     model, compilers = unwrap_compiled(model)
     if options.compile is not None:
         compilers.setdefault("", options.compile.compiler())
-    _check(options, model)
-    check_object(optimizer, "optimizer", "Adam()", "param_groups", "kind", "groups")
+    _check(options, model, optimizer)
     if isinstance(optimizer, GroupedOptimizer):
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)
@@ -206,7 +205,7 @@ def _check_recordable(state: ModelState, recorder: Recorder | None) -> None:
             raise BuilderError(str(error)) from error
 
 
-def _check(options: LearnerOptions, model: Any) -> None:
+def _check(options: LearnerOptions, model: Any, optimizer: Any) -> None:
     compute = options.compute
     conflict = describe_portable_conflict(
         num_threads=compute.num_threads, precision=compute.precision, compiles=options.compile is not None
@@ -230,6 +229,7 @@ def _check(options: LearnerOptions, model: Any) -> None:
             f"checkpoint({options.checkpoint}) needs a checkpointer that reads it: "
             "call with_file_checkpointer first"
         )
+    check_object(optimizer, "optimizer", "Adam()", "param_groups", "kind", "groups")
 
 
 def _check_sharding(options: LearnerOptions) -> None:

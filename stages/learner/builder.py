@@ -311,9 +311,9 @@ class LearnerBuilder:
 
         Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
         is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and prints
-        where; without one it starts a new run. The options of the optimizer and of a scheduler of PyTorch are
-        those of the checkpoint; a warning names those that differ. A checkpoint may be one of Burn, of which
-        the files and logs remain.
+        its place; without one it starts a new run. A warning names the options of the optimizer and of a
+        scheduler of PyTorch that differ from those of the checkpoint, which apply. The files and logs of a
+        checkpoint of Burn remain.
         """
         return self._set(checkpoint=epoch)
 

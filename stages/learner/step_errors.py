@@ -50,7 +50,7 @@ class Failure:
     """The name of the innermost layer; empty for the model itself."""
     layer: nn.Module
     function: str
-    """The function of `torch.nn.functional` that the layer called; empty if there is none."""
+    """The function of `torch.nn.functional` that the layer called; empty for any other function."""
     arguments: Mapping[str, Any]
     """The arguments of the function, or else of the layer, without parameters and buffers."""
 

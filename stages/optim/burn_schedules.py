@@ -34,7 +34,7 @@ BEFORE_FIRST = 2**64
 
 
 def load_burn_schedule(scheduler: Any, record: Any) -> None:
-    """Have *scheduler* continue where that of Burn stopped, whose *record* `read_item` returned.
+    """Have *scheduler* continue the schedule of a Burn run, whose *record* `read_item` returned.
 
     Raises `RecordError` if Burn has no such schedule, or if the record is that of another one; *scheduler* is
     then unchanged.

@@ -143,7 +143,7 @@ def remove(path: Path) -> None:
 
 
 def raise_unless_missing(error: OSError) -> None:
-    """Raise *error*, with which `os.walk` cannot list a folder, unless there is no such folder."""
+    """Raise *error*, with which `os.walk` cannot list a folder, unless that folder is missing."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

@@ -1,4 +1,4 @@
-"""A resumed run prints where it resumes, and the arguments that the checkpoint replaces."""
+"""A resumed run prints the place at which it resumes, and the arguments that the checkpoint replaces."""
 
 import logging
 

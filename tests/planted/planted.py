@@ -281,7 +281,7 @@ def try_change(project, change, result):
             problems.append(f"taken back: {done.text[-2000:]}")
     path.write_text(text)
     if lock.read_bytes() != before:
-        problems.append("dvc.lock is not that of before")
+        problems.append("dvc.lock differs from the one before the change")
     result.problems += [f"{change}: {problem}" for problem in problems]
 
 

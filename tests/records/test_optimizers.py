@@ -323,7 +323,7 @@ def test_optimizer_resumes_from_record_of_burn_alone(kind):
 
 
 def in_layout_of_022(record):
-    """Return *record*, of Burn 0.21, in the layout of 0.22, where a tensor has the parameter's id."""
+    """Return *record*, of Burn 0.21, in the layout of 0.22, in which a tensor has the parameter's id."""
 
     def with_ids(node, key):
         if isinstance(node, dict):

@@ -43,7 +43,7 @@ def read_burn_checkpoint(
 
 
 def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
-    """Have the schedule continue where that of Burn stopped; return a description of the outcome."""
+    """Continue the schedule of the Burn run; return a description of the outcome."""
     files = list(files_of(directory, epoch, part="scheduler"))
     if len(files) != 1:
         return "the schedule starts from the beginning"
