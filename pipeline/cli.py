@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.options import flag
+from pipeline.commands.predict import predict
 from pipeline.commands.project import check, init, status, versions
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import resume, run, serve, stage
@@ -67,7 +68,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, resume, stage, check, status, data, summary, evaluate, lr_find, compare, plot),
+    *(run, resume, stage, check, status, data, summary, evaluate, predict, lr_find, compare, plot),
     *(sweep, serve, doctor, init, versions),
 )
 for command in COMMANDS:

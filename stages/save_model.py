@@ -10,10 +10,12 @@ from stages.contracts.text import to_json
 from stages.learner.test_results import write_test_results
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records.config import SUFFIXES
-from stages.system.files import describe, write_text
+from stages.system.files import copy_file, describe, write_text
 
-VERSION = "5"
+VERSION = "6"
 
+DATASET_FILE = "dataset.json"
+"""The description of the training data, with the normalization that `stages.load_model` needs."""
 MANIFEST = "manifest.json"
 """The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
@@ -37,13 +39,15 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     chosen = _choose_checkpoint(config, runs.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     if config.weights == "averaged":
         chosen = learner.use_average(chosen)
-    recorder.record(chosen.model, paths.model)
+    recorder.record(_with_types(chosen.model, recorder, paths.learner), paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
     files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]
     for name, file in zip(config.exports, files, strict=True):
         _export(name, chosen, file)
     if config.note:
         print_line(config.note)
+    if paths.data is not None:
+        copy_file(paths.data / DATASET_FILE, paths.exports / DATASET_FILE)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
     write_test_results(resolved, recorder, paths)
@@ -59,6 +63,25 @@ def _choose_checkpoint(config: SaveModelConfig, checkpointer: "runs.FileCheckpoi
     if config.epoch == "best":
         epoch = learner.best_epoch(last, rule.metric, rule.split, rule.direction)
     return last if epoch == saved[-1] else checkpointer.restore(epoch)
+
+
+def _with_types(
+    item: "records.Tree", recorder: "records.FileRecorder", directory: Path | None
+) -> "records.Tree":
+    """Return *item*, the record of a model, with the types that a file without names needs.
+
+    A checkpoint in a format with names does not store them, so the model in *directory* is built for them.
+    """
+    if recorder.has_names:
+        return item
+    if directory is None:
+        raise StageError(
+            "save_model.recorder: bincode needs the learner. Add '${paths.learner}' to the deps of "
+            "save-model in dvc.yaml"
+        )
+    model, _, _ = learner.LearnerSpec.read(directory).build(seed=0)
+    records.load_into(model, item, source="the checkpoint")
+    return records.record_of(model)
 
 
 def _export(name: str, chosen: "runs.Checkpoint", path: Path) -> None:

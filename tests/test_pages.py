@@ -22,7 +22,8 @@ PROGRAMS = [
     pytest.param(text, id=f"{each.name}-{number}")
     for each in pages()
     for number, text in enumerate(each.blocks("python"), start=1)
-    if each != README and not re.match(r"# (guide|ported|custom)\.py\n", text)  # each has a test below
+    if each != README
+    and not re.match(r"# (guide|ported|custom|predict)\.py\n", text)  # each has a test below
 ]
 
 
@@ -74,6 +75,14 @@ def test_readme_program_trains_the_digits_to_97_percent(epochs, accuracy, projec
     assert len(script.splitlines()) <= 30
     assert float(re.findall(r"epoch .* valid: Accuracy ([\d.]+)", text)[-1]) >= accuracy
     assert (project.folder / "digits/checkpoint").is_dir()
+
+
+def test_program_that_loads_the_model_predicts_digits(finished, monkeypatch, capsys):
+    monkeypatch.chdir(finished.folder)
+
+    exec(program_named("predict.py", page("stages/inference/README.md")), {})  # noqa: S102  a page of this project
+
+    assert capsys.readouterr().out.endswith(" torch.Size([5, 10])\n")
 
 
 @pytest.mark.long

@@ -2,18 +2,22 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
+from small_runs import train
 from torch.nn.utils import parameters_to_vector
 
+from stages import load_model
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric, Mean
 from stages.models import Mlp
 from stages.optim import Adam, Ema, Sgd
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records import DefaultRecorder, load_into, read_item
+from stages.records.formats import FORMATS
 from stages.renderers import NoRenderer
 from stages.runs.retention import KeepLast
 from stages.save_model import save_model
@@ -72,6 +76,22 @@ class Falling:
 
     def measure_step(self, step):
         return Mean(1.0 / step.epoch, 1)
+
+
+@pytest.mark.parametrize("recorder", FORMATS)
+@pytest.mark.parametrize("checkpoint", ["named_mpk", "bin", "burnpack"])
+def test_model_in_each_format_is_that_of_a_checkpoint_in_each_format(tmp_path, checkpoint, recorder):
+    inputs = np.random.default_rng(1).random((40, 3))
+    np.savez(tmp_path / "data.npz", inputs=inputs, targets=np.arange(40) % 2)
+    source = {"kind": "npz", "path": str(tmp_path / "data.npz")}
+
+    directory = train(tmp_path, source, recorder, recorder=checkpoint)
+
+    weights = load_file(directory / "exports/model.safetensors")
+    loaded = load_model(directory).model.state_dict()
+    assert {name: value.tolist() for name, value in loaded.items()} == {
+        name: weights[name].tolist() for name in loaded
+    }
 
 
 def test_default_run_has_no_empty_output_directory(finished):

@@ -199,13 +199,17 @@ def _build_metrics(config: FitConfig) -> "list[Any]":
 
 def configure_evaluator(config: FitConfig, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
     """Set the first device and the settings of the computation on *builder*, and return it."""
-    settings = devices.ComputeSettings(
+    return builder.device(list_devices(config)[0]).compute(compute_settings(config)).summary()
+
+
+def compute_settings(config: FitConfig) -> "devices.ComputeSettings":
+    """Return the settings with which a trained model is evaluated."""
+    return devices.ComputeSettings(
         precision=config.precision,
         deterministic=config.deterministic,
         num_threads=config.num_threads,
         portable=config.portable,
     )
-    return builder.device(list_devices(config)[0]).compute(settings).summary()
 
 
 def build_test_metrics(config: FitConfig) -> "list[Any]":

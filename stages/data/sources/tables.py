@@ -176,7 +176,7 @@ class TableRows:
         for feature, column in zip(self.features, batch.columns, strict=True):
             if not feature.is_categorical:
                 fill = feature.mean if self.missing == "mean" else self.fill
-                values = _to_floats(column)
+                values = to_floats(column)
                 block[:, place] = np.where(np.isnan(values), fill, values)
                 place += 1
                 continue
@@ -311,12 +311,12 @@ class _Scan:
         is_sample = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
         for name, column in zip(self._extra, batch.columns[len(self._features) + 1 :], strict=True):
             self._labels[name].append(self._read_labels(name, column, start)[is_sample])
-        decoded = _decode(target).filter(load_arrow().array(is_sample))
+        decoded = decode(target).filter(load_arrow().array(is_sample))
         is_decimal = load_arrow().types.is_decimal(decoded.type)
         self._targets.append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
         for feature, column in zip(self._features, columns, strict=True):
             if feature.is_categorical:
-                self._add_categories(feature, _decode(column).filter(load_arrow().array(is_sample)))
+                self._add_categories(feature, decode(column).filter(load_arrow().array(is_sample)))
         return is_sample
 
     def _read_labels(self, name: str, column: Any, start: int) -> np.ndarray:
@@ -326,7 +326,7 @@ class _Scan:
                 f"{self._path}: column {self._extra[name]!r}, the {name} of each row, has a missing value in "
                 f"row {start + int(is_absent.argmax())}, counted from 0. Correct it"
             )
-        return np.array([str(label) for label in _decode(column).to_pylist()])
+        return np.array([str(label) for label in decode(column).to_pylist()])
 
     def _check_feature(self, feature: _Feature, column: Any, start: int) -> np.ndarray:
         """Return whether each value is missing, and add the others to the mean."""
@@ -336,7 +336,7 @@ class _Scan:
                 feature.name, start + int(is_missing.argmax()), "a missing value", "drop, mean or constant"
             )
         if not feature.is_categorical:
-            values = _to_floats(column)[~is_missing]
+            values = to_floats(column)[~is_missing]
             if feature.is_integer:
                 self._check_integers(feature, column, values, start)
             if not np.isfinite(values).all():
@@ -445,7 +445,7 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
     file.convert(types)
 
 
-def _decode(column: Any) -> Any:
+def decode(column: Any) -> Any:
     """Return the values of a column that may be stored as numbers of a dictionary, or as views."""
     column = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
     is_large = is_text(column.type)  # not every function supports views
@@ -457,7 +457,7 @@ def _find_missing(column: Any) -> np.ndarray:
     return np.asarray(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), bool)
 
 
-def _to_floats(column: Any) -> np.ndarray:
+def to_floats(column: Any) -> np.ndarray:
     """Return the numbers in *column* as float32; missing ones are NaN."""
     arrow = load_arrow()
     if arrow.types.is_decimal(column.type) or arrow.types.is_boolean(column.type):
@@ -469,7 +469,7 @@ def _to_floats(column: Any) -> np.ndarray:
 
 def _to_codes(column: Any, feature: _Feature) -> np.ndarray:
     """Return the number of the category of each value."""
-    decoded = _decode(column)
+    decoded = decode(column)
     categories = load_arrow().array(feature.categories, decoded.type)
     codes = load_arrow(".compute").index_in(decoded, value_set=categories)
     absent = feature.categories.index(None) if None in feature.categories else -1

@@ -197,7 +197,7 @@ def _iterate(path: Path, names: Mapping[str, str], argument: str) -> Iterator[Sa
     if path.suffix.lower() in DELIMITERS:
         rows: Iterable[tuple[int, Any]] = read_rows(path, DELIMITERS[path.suffix.lower()])
     elif path.suffix.lower() in JSON_SUFFIXES:
-        rows = _read_json_lines(path)
+        rows = read_json_lines(path)
     else:
         raise DataError(f"{argument}: {path} must be a folder, or end in .csv, .tsv or .jsonl")
     for line, row in rows:
@@ -214,7 +214,8 @@ def _read_folder(path: Path) -> Iterator[Sample]:
         yield {"text": content, "label": file.label} | split
 
 
-def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the value in each line of *path*, with the number of the line. Raises `DataError` for another."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():

@@ -1,0 +1,1 @@
+from .inference import load_model as load_model

@@ -1,0 +1,259 @@
+"""A trained model as a module, with the preprocessing of its training."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from stages import data, records
+from stages.contracts.config import Config
+from stages.contracts.errors import CheckpointError, DataError, PluginError
+from stages.contracts.plugins import load_extra
+from stages.data.config import BATCHERS
+from stages.data.datasets import Samples
+from stages.data.sources.texts import ByteEncoder, TokenEncoder, encode_texts
+from stages.devices import find_device
+from stages.devices.rng import preserve_random_state
+from stages.learner import LearnerSpec
+from stages.optim.mixed_precision import MixedPrecision
+from stages.params.fit_params import FitConfig
+from stages.params.save_model_params import SaveModelConfig
+
+CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
+"""Names in an artifact directory."""
+DATASET_FILE = "dataset.json"
+"""The description of the training data, which save-model copies to the exports."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a model for *N* samples, on the CPU."""
+
+    outputs: Tensor
+    """The output of the model, (N, …): logits of classes, or numbers."""
+    probabilities: Tensor | None = None
+    """The probability of each class, (N, C) or (N, …, C); None for regression."""
+    classes: Tensor | None = None
+    """The class of the largest probability, (N,) or (N, …), int64; None for regression."""
+    class_names: tuple[str, ...] | None = None
+    """The names of the classes; None if the data has no names."""
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def labels(self) -> list[Any]:
+        """The name of the class of each sample, its number if classes have no names, or the output."""
+        if self.classes is None:
+            return list(self.outputs.tolist())
+        numbers = self.classes.tolist()
+        names = self.class_names
+        return numbers if names is None or self.classes.ndim > 1 else [names[number] for number in numbers]
+
+
+class Preprocessing(nn.Module):
+    """The tokenizer and the batcher of a run, as a module from samples to the inputs of its model."""
+
+    def __init__(self, info: data.DatasetInfo, batcher: Any) -> None:
+        super().__init__()
+        self.info = info
+        self.batcher = batcher
+
+    def forward(self, samples: Any) -> Tensor:
+        """Return the inputs of the model for *samples*, as the source reads them.
+
+        *samples* is a tensor or an array (N, …), a list of such samples, or a list of texts if the data are
+        texts. Raises `DataError` if they do not have the shape of a sample of the training data.
+        """
+        stored = self._to_tensor(samples)
+        dtype = torch.float32 if self.info.num_classes is None else torch.int64
+        targets = torch.zeros((len(stored), *self.info.target_shape), dtype=dtype)
+        inputs: Tensor = self.batcher.batch(Samples(stored, targets))[0]
+        return inputs
+
+    def _to_tensor(self, samples: Any) -> Tensor:
+        info = self.info
+        if info.tokenizer is not None and not isinstance(samples, Tensor | np.ndarray):
+            samples = _encode(info.tokenizer, list(samples), info.input_shape[0])
+        if isinstance(samples, list | tuple):
+            samples = torch.stack([torch.as_tensor(sample) for sample in samples])
+        stored = torch.as_tensor(samples)
+        if tuple(stored.shape[1:]) != info.input_shape:
+            raise DataError(
+                f"a sample must have the shape {info.input_shape}, that of the training data; found samples "
+                f"of the shape {tuple(stored.shape[1:])}. The first axis is that of the samples"
+            )
+        if stored.is_floating_point() and not info.input_dtype.startswith("float"):
+            raise DataError(
+                f"samples must have the values of the training data, which are {info.input_dtype}; found "
+                f"{stored.dtype}. Pass them as the source reads them: they are normalized here"
+            )
+        return stored
+
+
+class TrainedModel(nn.Module):
+    """A model in eval mode, called with samples as the source of the training reads them.
+
+    Calling it returns the output of ``model`` for the result of ``preprocessing``, with gradients; `predict`
+    returns classes and probabilities.
+    """
+
+    def __init__(self, model: nn.Module, preprocessing: Preprocessing, fit: FitConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.preprocessing = preprocessing
+        self.fit = fit
+        """The section ``fit`` of the run."""
+        self.eval()
+
+    @property
+    def info(self) -> data.DatasetInfo:
+        """The description of the training data."""
+        return self.preprocessing.info
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def forward(self, samples: Any) -> Tensor:
+        """Return the output of the model for *samples*, (N, …), in the precision of the training."""
+        inputs = self.preprocessing(samples).to(self.device)
+        with MixedPrecision(self.fit.precision, self.device).autocast():
+            output: Tensor = self.model(inputs)
+        return output
+
+    @torch.no_grad()
+    def predict(self, samples: Any, batch_size: int | None = None) -> Predictions:
+        """Return the predictions for *samples*, computed in batches of *batch_size*.
+
+        *batch_size* is that of the training by default, so that the predictions for the test split are those
+        that save-model measured.
+        """
+        was_training = self.training
+        self.eval()
+        size = batch_size or self.fit.batch_size
+        outputs = [self(samples[start : start + size]).cpu() for start in range(0, len(samples), size)]
+        self.train(was_training)
+        if not outputs:
+            raise DataError("predict: there is no sample. Pass at least one")
+        return self._interpret(torch.cat(outputs))
+
+    def _interpret(self, outputs: Tensor) -> Predictions:
+        if self.info.num_classes is None:
+            return Predictions(outputs)
+        scores = outputs.float()
+        if scores.ndim == 1 or scores.shape[1] == 1 < self.info.num_classes:  # one logit: that of class 1
+            positive = scores.reshape(len(scores)).sigmoid()
+            probabilities = torch.stack((1 - positive, positive), dim=1)
+        else:
+            probabilities = scores.softmax(dim=1).movedim(1, -1)
+        return Predictions(outputs, probabilities, probabilities.argmax(-1), self.info.class_names)
+
+
+def load_model(
+    path: Path | str = "artifacts",
+    *,
+    data_directory: Path | str | None = None,
+    device: str | torch.device = "cpu",
+    allowed: Collection[str] = (),
+) -> TrainedModel:
+    """Return the trained model in the artifact directory *path*, or in the file *path* in one.
+
+    Nothing is unpickled, and no code is run but that of this project::
+
+        model = load_model("artifacts")
+        labels = model.predict(images).labels
+
+    Args:
+        path: An artifact directory that save-model has finished, or the file of a model in it.
+        data_directory: A directory that load-data wrote, with the description of the training data. Default:
+            the description that save-model copied into the exports.
+        device: The device of the model.
+        allowed: The import paths of the model, of the batcher and of other parts that are not built in, such
+            as ``model:SmallNet``. Their code is run.
+
+    Raises:
+        CheckpointError: If a file is missing or invalid, or names code that is not in *allowed*.
+        RecordError: If the file of the model is missing or is not that of such a model.
+    """
+    place = Path(path)
+    directory = _directory_of(place)
+    config = read_config(place)
+    spec = LearnerSpec.read(directory / LEARNER_FOLDER)
+    spec.check_code(allowed)
+    batcher = config.fit.batcher
+    if batcher.kind not in {*BATCHERS, *allowed}:
+        raise PluginError(
+            f"fit.batcher: {batcher.kind!r} is not built in. Read that code, and add the name to allowed if "
+            "you trust it"
+        )
+    info = _read_info(directory, data_directory)
+    with preserve_random_state():
+        model, _, _ = spec.build(seed=0)
+    recorder = config.save_model.recorder
+    file = directory / f"model{recorder.suffix}" if place.is_dir() else place
+    if file.name.endswith(recorder.suffix):
+        records.load_file(model, file, records.build_recorder(recorder))
+    else:
+        records.load_into(model, records.read_item(file), source=str(file))
+    preprocessing = Preprocessing(info, data.build_batcher(batcher, info.normalization))
+    return TrainedModel(model, preprocessing, config.fit).to(find_device(device))
+
+
+class RunConfig(Config):
+    """The sections of ``config.json``, the resolved params of a run, that a trained model needs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    load_data: dict[str, Any]
+    fit: FitConfig
+    save_model: SaveModelConfig
+
+
+def read_config(path: Path) -> RunConfig:
+    """Return the params of the run whose artifact directory, or a file in it, is *path*.
+
+    Raises `CheckpointError` if its ``config.json`` is missing or invalid.
+    """
+    file = _directory_of(path) / CONFIG_FILE
+    try:
+        return RunConfig.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
+        raise CheckpointError(
+            f"{file} cannot be read: {reason}. Pass an artifact directory, with {CONFIG_FILE}, "
+            f"{LEARNER_FOLDER} and the file of the model"
+        ) from error
+
+
+def _directory_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _read_info(directory: Path, data_directory: Path | str | None) -> data.DatasetInfo:
+    path = directory / EXPORTS_FOLDER / DATASET_FILE
+    if data_directory is not None:
+        path = Path(data_directory) / DATASET_FILE
+    elif not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist: save-model has not run, or its deps in dvc.yaml lack ${{paths.data}}. "
+            "Run it, or pass the directory of the prepared data"
+        )
+    return data.read_info(path)
+
+
+def _encode(tokenizer: Mapping[str, Any], texts: Sequence[str], length: int) -> np.ndarray:
+    """Return the ids of *texts*, (N, *length*), from the content of a ``tokenizer.json``."""
+    encoder: ByteEncoder | TokenEncoder = ByteEncoder()
+    if tokenizer != ByteEncoder.description:
+        package = load_extra("tokenizers", "text", "a model of texts")
+        encoder = TokenEncoder(package.Tokenizer.from_str(json.dumps(tokenizer)))
+    ids, _ = encode_texts(encoder, texts, length, "predict")
+    return np.pad(ids, ((0, 0), (0, length - ids.shape[1])))

@@ -1,0 +1,250 @@
+"""A trained model predicts what save-model measured, for samples as the source reads them."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import prepare, train
+
+from stages import data, load_model
+from stages.contracts.errors import CheckpointError, DataError, PluginError
+from stages.data.batchers import NormalizeBatcher
+from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
+from stages.params.fit_params import FitConfig
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return the path of a table with a category, missing numbers and the names of two classes."""
+    path = tmp_path_factory.mktemp("table") / "flowers.csv"
+    generator = np.random.default_rng(1)
+    rows = [
+        {
+            "length": "" if number % 9 == 0 else round(float(generator.normal()), 3),
+            "color": ["red", "blue", "01"][number % 3],
+            "width": number,
+            "kind": ["rose", "tulip"][number % 2],
+        }
+        for number in range(60)
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table_source(table):
+    """Return the source of the table."""
+    options = {"categorical": ["color"], "missing": "constant", "fill": 0.5}
+    return {"kind": "table", "path": str(table), "target": "kind", **options}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, table_source):
+    """Return the artifact directory of a model of the table."""
+    return train(tmp_path_factory.mktemp("run"), table_source)
+
+
+@pytest.mark.parametrize("recorder", ["default", "bin"])
+def test_predictions_of_the_test_split_are_those_that_save_model_measured(tmp_path, table_source, recorder):
+    directory = train(tmp_path, table_source, recorder)
+    split = data.read_split(tmp_path / "prepared", "test")
+
+    predictions = load_model(directory).predict(split.inputs)
+
+    measured = json.loads((directory / "test/split/metrics.json").read_text())["test"]
+    assert 100 * (predictions.classes == split.targets).double().mean() == pytest.approx(measured["Accuracy"])
+    total = torch.nn.functional.cross_entropy(predictions.outputs.double(), split.targets)
+    assert float(total) == pytest.approx(measured["Loss"], rel=1e-6)
+    assert predictions.labels == [["rose", "tulip"][number] for number in predictions.classes.tolist()]
+
+
+def test_outputs_are_the_bits_of_an_evaluation(directory):
+    model = load_model(directory)
+    prepared = directory.parent / "prepared"
+    split, info = data.read_split(prepared, "test"), data.read_info(prepared / "dataset.json")
+    batcher = NormalizeBatcher(info.normalization.mean, info.normalization.std)
+    loader = data.DataLoaderBuilder(batcher).batch_size(7).build(split)
+
+    with torch.no_grad():
+        evaluated = torch.cat([model.model.valid_step(batch).output for batch in loader])
+
+    assert torch.equal(model.predict(split.inputs).outputs, evaluated)
+
+
+def test_file_of_an_export_is_loaded_too(directory):
+    samples = data.read_split(directory.parent / "prepared", "test").inputs
+
+    exported = load_model(directory).model.state_dict()
+    file = directory / "exports/model.safetensors"
+    (directory / "copy.safetensors").write_bytes(file.read_bytes())
+    loaded = load_model(directory / "copy.safetensors")
+
+    assert all(torch.equal(value, exported[name]) for name, value in loaded.model.state_dict().items())
+    assert len(loaded.predict(samples)) == len(samples)
+
+
+def test_loading_and_predicting_leave_the_random_state_and_the_mode(directory):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+
+    model = load_model(directory)
+    model.train()
+    model.predict(data.read_split(directory.parent / "prepared", "test").inputs)
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+
+
+def write_images(folder):
+    generator = np.random.default_rng(2)
+    for number in range(6):
+        path = folder / f"images/{'ab'[number % 2]}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = (9, 7, 3) if number % 3 else (4, 4, 3)
+        Image.fromarray(generator.integers(0, 256, size, np.uint8)).save(path)
+    return {"kind": "image_folder", "path": str(folder / "images"), "size": [6, 5]}, folder / "images"
+
+
+def write_texts(folder):
+    path = folder / "texts.jsonl"
+    samples = [{"body": f"{'good' * (number % 4 + 1)} ü", "label": number % 2} for number in range(9)]
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return {"kind": "text", "path": str(path), "text": "body", "max_length": 12}, path
+
+
+def write_words(folder):
+    source, path = write_texts(folder)
+    return source | {"tokenizer": "words"}, path
+
+
+def write_array(folder):
+    np.savez(folder / "x.npz", inputs=np.arange(24.0).reshape(8, 3), targets=np.arange(8) % 2)
+    return {"kind": "npz", "path": str(folder / "x.npz")}, folder / "x.npz"
+
+
+@pytest.mark.parametrize("write", [write_images, write_texts, write_words, write_array])
+def test_files_are_read_as_the_source_of_the_training_reads_them(tmp_path, write):
+    source, path = write(tmp_path)
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    assert_reads_what_was_trained(tmp_path / "prepared", config, path)
+
+
+@pytest.mark.parametrize("encoding", ["one_hot", "codes"])
+def test_tables_are_read_as_the_source_of_the_training_reads_them(tmp_path, table, table_source, encoding):
+    config = prepare(tmp_path / "prepared", table_source | {"encoding": encoding}, valid_fraction=0.0)
+    assert_reads_what_was_trained(tmp_path / "prepared", config, table)
+
+
+def assert_reads_what_was_trained(prepared, config, path):
+    info = data.read_info(prepared / "dataset.json")
+    stored = data.read_split(prepared, "train").inputs
+    preprocessing = Preprocessing(info, NormalizeBatcher())
+
+    blocks = list(read_inputs([path], info, config.source.model_dump(), 4))
+
+    assert [len(block.names) for block in blocks[:-1]] == [4] * (len(blocks) - 1)
+    found = torch.cat([preprocessing(block.samples) for block in blocks])
+    assert torch.equal(found, stored.to(torch.float32))
+
+
+MISTAKES = {
+    "a category that was not trained": ("length,color,width\n1,green,2\n", "'green'.*Categories: .*blue"),
+    "a column that is missing": ("length,width\n1,2\n", "lacks columns.*color"),
+    "a number that is a text": ("length,color,width\nlong,red,2\n", "cannot be read.*'long'"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_wrong_table_is_one_message(tmp_path, directory, table_source, content, message):
+    path = tmp_path / "new.csv"
+    path.write_text(content)
+    info = load_model(directory).info
+
+    with pytest.raises(DataError, match=message):
+        list(read_inputs([path], info, table_source, 10))
+
+
+def test_samples_that_are_normalized_already_are_refused(tmp_path):
+    source, _ = write_images(tmp_path)
+    prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    preprocessing = Preprocessing(data.read_info(tmp_path / "prepared/dataset.json"), NormalizeBatcher())
+
+    with pytest.raises(DataError, match="which are uint8; found torch.float32"):
+        preprocessing(torch.rand(2, 3, 6, 5))
+    with pytest.raises(DataError, match=r"\(3, 6, 5\).*found samples of the shape \(6, 5\)"):
+        preprocessing(torch.zeros(3, 6, 5, dtype=torch.uint8))
+
+
+def test_code_that_is_not_allowed_is_not_run(tmp_path, directory):
+    for name in ("learner.json", "config.json"):
+        copy = tmp_path / name
+        copy.mkdir()
+        for path in directory.rglob("*.json"):
+            target = copy / path.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    edit(tmp_path / "learner.json/learner/learner.json", "model", "os:abort")
+    edit(tmp_path / "config.json/config.json", "fit", "os:abort", "batcher")
+
+    with pytest.raises(CheckpointError, match="names os:abort, which is not built in"):
+        load_model(tmp_path / "learner.json")
+    with pytest.raises(PluginError, match="'os:abort' is not built in"):
+        load_model(tmp_path / "config.json")
+
+
+def edit(path, section, kind, key=None):
+    content = json.loads(path.read_text())
+    owner = content[section] if key is None else content[section][key]
+    owner["kind"] = kind
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "classes"),
+    [
+        (torch.tensor([[2.0], [-2.0]]), [1, 0]),  # one logit
+        (torch.tensor([2.0, -2.0]), [1, 0]),
+        (torch.tensor([[[0.0, 3.0], [1.0, 0.0]]]), [[1, 0]]),  # (N, C, T)
+    ],
+)
+def test_probabilities_of_one_logit_and_of_positions(directory, outputs, classes):
+    predictions = load_model(directory)._interpret(outputs)
+
+    assert predictions.classes.tolist() == classes
+    assert torch.allclose(predictions.probabilities.sum(-1), torch.ones(()))
+
+
+def test_regression_predicts_numbers(tmp_path):
+    np.savez(tmp_path / "x.npz", inputs=np.arange(24.0).reshape(8, 3), targets=np.arange(8.0))
+    prepare(tmp_path, {"kind": "npz", "path": str(tmp_path / "x.npz")}, valid_fraction=0.0)
+    preprocessing = Preprocessing(data.read_info(tmp_path / "dataset.json"), NormalizeBatcher())
+    model = TrainedModel(torch.nn.Linear(3, 1), preprocessing, FitConfig())
+
+    predictions = model.predict(np.arange(6.0).reshape(2, 3))
+
+    assert predictions.classes is None
+    assert predictions.labels == model.model(torch.arange(6.0).reshape(2, 3)).tolist()
+
+
+def test_directory_without_a_description_of_the_data_is_refused(tmp_path, directory):
+    for name in ("config.json", "learner/learner.json", "model.mpk.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+
+    with pytest.raises(CheckpointError, match=r"dataset.json does not exist: save-model has not run"):
+        load_model(tmp_path)
+    assert isinstance(load_model(tmp_path, data_directory=directory.parent / "prepared"), TrainedModel)
+    with pytest.raises(CheckpointError, match=r"config.json cannot be read.*Pass an artifact directory"):
+        load_model(tmp_path / "learner")
+
+
+def test_labels_are_numbers_without_names():
+    predictions = Predictions(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([2, 0]))
+
+    assert predictions.labels == [2, 0]
