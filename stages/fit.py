@@ -1,5 +1,6 @@
 """fit: train the learner that build-learner wrote, and publish checkpoints, logs, metrics and plots."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from stages.contracts.seeds import derive_seed
 from stages.learner import from_params
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
+from stages.runs.file_names import SPEC_FILE
+from stages.runs.key import leaves
 
 VERSION = "11"
 MAX_ATTEMPTS = 2
@@ -27,7 +30,7 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
     context = context or FitContext()
     entries = key_entries(config, paths, context.code)
     with runs.explain_disk_errors(paths.runs), runs.open_store(paths.runs, entries) as store:
-        continuation = runs.Continuation(store, initial=paths.learner, marker=learner.SPEC_FILE)
+        continuation = runs.Continuation(store, initial=paths.learner, marker=SPEC_FILE)
         continuation.prepare(config.num_epochs, context.recorded, from_params.device_kinds(config))
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
@@ -45,12 +48,19 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
 
 def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of the key of a run: everything that can change a number in it."""
+    length = {"num_epochs": config.num_epochs} if _ends_with_run(paths.learner) else {}
     return {
         "version": VERSION,
-        "params": config.key_params(),
+        "params": config.key_params() | length,
         "inputs": {"learner": runs.content_hash(paths.learner), "data": runs.content_hash(paths.data)},
         "code": dict(code),
     }
+
+
+def _ends_with_run(directory: Path) -> bool:
+    """Return whether the schedule has shares of the run, so that a run of more epochs is another run."""
+    spec = json.loads((directory / SPEC_FILE).read_bytes())
+    return any(str(value).endswith("%") for value in leaves(spec["schedule"]).values())
 
 
 def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: FitContext) -> None:
@@ -62,6 +72,8 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)
     if run.resumed:
         print_line(f"resuming run {store.key} {run.resumed}")
+    elif _ends_with_run(paths.learner):
+        print_line(f"the schedule ends after {config.num_epochs} epochs: more of them are another run")
     train, valid = from_params.build_loaders(config, data.read(paths.data, ["valid"]))
     with store.explain_removal():
         run.fit(train, valid)

@@ -229,6 +229,17 @@ def test_param_that_changes_no_number_keeps_the_key(old, new, keyed):
     assert key_differences(keyed) == []
 
 
+def test_epochs_are_part_of_the_key_if_the_schedule_ends_with_the_run(keyed):
+    spec = keyed.folder / "artifacts/learner/learner.json"
+    text = spec.read_text()
+    for schedule, has_epochs in (
+        ('"kind": "cosine", "num_iters": "100 %"', True),
+        ('"kind": "constant"', False),
+    ):
+        spec.write_text(text.replace('"kind": "constant"', schedule))
+        assert ("num_epochs" in read_key_entries()["params"]) == has_epochs
+
+
 def test_loaders_of_both_splits_have_the_params_of_the_transfer():
     inputs = np.zeros((8, 4), dtype=np.float32)
     prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(8) % 2), 0.25, 0))

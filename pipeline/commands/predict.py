@@ -61,7 +61,7 @@ def _artifacts(revision: str | None, model: Path) -> Iterator[Path]:
     from pipeline.project.revisions.names import resolve
     from pipeline.project.revisions.revision import Revision
     from stages.inference.trained_model import CONFIG_FILE, DATASET_FILE, EXPORTS_FOLDER, LEARNER_FOLDER
-    from stages.learner import SPEC_FILE
+    from stages.runs.file_names import SPEC_FILE
 
     source = Revision(resolve(revision))
     paths = source.paths

@@ -38,13 +38,14 @@ def check(
     from pipeline.project.definition_edit import fix_deps
     from pipeline.project.dependencies import find_missing_deps
     from pipeline.project.params import PARAMS, build_params_error, read_params
+    from pipeline.project.paths import read_paths
+    from pipeline.project.schedule_steps import describe_schedule
     from pipeline.project.versions import find_stale_versions
     from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
-    if fix:
-        for line in fix_deps(params):
-            print_text(line)
+    for line in [*(fix_deps(params) if fix else ()), *describe_schedule(params, read_paths()["dataset"])]:
+        print_text(line)
     mistakes = [
         *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
         *find_missing_data(params),

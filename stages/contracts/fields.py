@@ -48,7 +48,7 @@ def integer(least: int, most: int) -> BeforeValidator:
     """Accept integers from *least* to *most*, and integral floats such as 1e3."""
     return accept(
         f"an integer from {least} to {most}",
-        lambda value: _is_integral(value) and least <= value <= most,
+        lambda value: is_integral(value) and least <= value <= most,
         int,
     )
 
@@ -124,7 +124,7 @@ def _check_pattern(pattern: str) -> str:
 
 def _size(value: Any) -> tuple[int, int]:
     pair = value if isinstance(value, list | tuple) else (value, value)
-    if len(pair) != 2 or not all(_is_integral(size) and 1 <= size <= MAX_UNITS for size in pair):
+    if len(pair) != 2 or not all(is_integral(size) and 1 <= size <= MAX_UNITS for size in pair):
         raise _error(f"must be an integer from 1 to {MAX_UNITS}, or a list of two: height and width")
     return int(pair[0]), int(pair[1])
 
@@ -147,7 +147,8 @@ def _devices(value: Any) -> str | tuple[str, ...]:
     return value if isinstance(value, str) else tuple(names)
 
 
-def _is_integral(value: Any) -> bool:
+def is_integral(value: Any) -> bool:
+    """Return whether *value* is an integer, or a float without decimals."""
     if isinstance(value, Integral):
         return not isinstance(value, bool)
     return isinstance(value, Real) and math.isfinite(value) and float(value).is_integer()

@@ -14,7 +14,6 @@ from .resume.warm_start import PastEpochs as PastEpochs
 from .resume.warm_start import Start as Start
 from .resume.warm_start import WeightsOptions as WeightsOptions
 from .run_state import best_epoch as best_epoch
-from .spec import SPEC_FILE as SPEC_FILE
 from .spec import LearnerSpec as LearnerSpec
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text

@@ -51,6 +51,7 @@ from stages.learner.steps.step_strategies import StepStrategy, choose_step_strat
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 from stages.models import ClassificationStep
+from stages.optim import RunLength
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +156,10 @@ class Loop:
             buffer.copy_(before)
 
     def _check_schedule(self, batches: int) -> None:
-        """Raise `BuilderError` if the schedule ends before the run; 0 *batches* of an epoch are unknown."""
+        """Have the schedule check or use the length of the run; 0 *batches* of an epoch are unknown."""
         scheduler: Any = self._state.model.scheduler
-        if batches and hasattr(scheduler, "check_length"):
-            scheduler.check_length(batches, self._options.num_epochs)
+        if batches and hasattr(scheduler, "set_length"):
+            scheduler.set_length(RunLength(self._options.num_epochs, batches, self._options.accumulation))
 
     def _check_without_validation(self) -> None:
         """Raise `BuilderError` if something in the run needs a validation."""

@@ -26,9 +26,8 @@ from stages.optim import (
     schedules,
 )
 from stages.optim import config as optimizers
+from stages.runs.file_names import SPEC_FILE
 from stages.system.files import read_regular, write_text
-
-SPEC_FILE = "learner.json"
 
 
 class LearnerSpec(Config):

@@ -40,7 +40,7 @@ def load_burn_schedule(scheduler: Any, record: Any) -> None:
     then unchanged.
     """
     rule = scheduler.schedule if isinstance(scheduler, Scheduler) else None
-    if not isinstance(rule, Rule) or rule.per == "epoch":
+    if not isinstance(rule, Rule) or rule.per != "batch" or rule.warmup or rule.spans:
         raise RecordError(f"Burn has no such schedule: {type(rule or scheduler).__name__}")
     is_grouped = isinstance(record, list) or (isinstance(record, Mapping) and record.keys() == {"0"})
     steps = _count_steps(rule, scheduler.initial, _find(record, 0) if is_grouped else record)
@@ -69,7 +69,7 @@ def _count_steps(rule: Rule, initial: float, node: Any) -> int | None:
 def _invert(rule: Rule, initial: float, number: float) -> int:
     """Return the steps after which *rule* saves *number*."""
     if isinstance(rule, Linear):
-        return rule.num_iters + 1 - int(number)
+        return int(rule.num_iters) + 1 - int(number)
     if isinstance(rule, Cosine):
         return (int(number) + 1) % BEFORE_FIRST
     if isinstance(rule, Step):

@@ -17,6 +17,7 @@ from stages.contracts import plugins
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
 from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
+from stages.optim.run_length import RunLength
 from stages.optim.schedules import (
     BUILT_IN,
     FUNCTIONS,
@@ -63,7 +64,8 @@ class LrScheduler(Protocol):
 class Scheduler:
     """A schedule with its current iteration, which counts batches, or epochs if the schedule is per epoch.
 
-    Raises `ParamsError` if the initial rate is not above 0 or the schedule does not support it.
+    A schedule with spans, such as ``"10 %"`` of the run, needs `set_length` before its first step; a Learner
+    calls it. Raises `ParamsError` if the initial rate is not above 0 or the schedule does not support it.
     """
 
     def __init__(self, initial: float, schedule: Schedule | None = None) -> None:
@@ -71,16 +73,44 @@ class Scheduler:
         self.initial = initial
         self.schedule = schedule or Constant()
         self.iteration = 0
-        self._per_epoch = isinstance(self.schedule, Rule) and self.schedule.per == "epoch"
-        if isinstance(self.schedule, Rule):
-            self.schedule.check(initial)
+        self._rule = self.schedule if isinstance(self.schedule, Rule) else None
+        self._per_epoch = self._rule is not None and self._rule.per == "epoch"
+        self._length: RunLength | None = None
+        self._saved_steps: int | None = None
+        self._is_plain = self._rule is None or not (self.needs_length or self._rule.warmup)
+        if self._rule is not None:
+            self._rule.check(initial)
+
+    @property
+    def needs_length(self) -> bool:
+        """True if the schedule depends on the length of the run."""
+        return self._rule is not None and bool(self._rule.spans or self._rule.per == "update")
+
+    def set_length(self, length: RunLength) -> None:
+        """Set the length of the run.
+
+        Raises `ParamsError` if a span of the schedule is longer than the run, and `BuilderError` if the
+        schedule is resumed with another length than the one it started with.
+        """
+        if self._rule is None or not self.needs_length:
+            return
+        resolved = self._rule.resolve(length)
+        steps = length.count(self._rule.per)
+        if self._saved_steps not in (None, steps):
+            raise BuilderError(
+                f"the schedule is a share of the run, which had {self._saved_steps} steps, one per "
+                f"{self._rule.per}, and now has {steps}: that is another run. Train for the same epochs of "
+                "the same batches, or start in another directory"
+            )
+        self.schedule, self._length, self._saved_steps = resolved, length, steps
 
     def step(self) -> float:
         """Return the rate of the current batch and advance to the next one.
 
-        Raises `ParamsError` if the schedule's rate is not finite.
+        Raises `ParamsError` if the schedule's rate is not finite, and `BuilderError` if it needs the length
+        of the run and does not have it.
         """
-        rate = self.schedule.rate(self.initial, self.iteration)
+        rate = self.schedule.rate(self.initial, self.iteration) if self._is_plain else self._rate()
         if not math.isfinite(rate):
             raise ParamsError(
                 f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
@@ -90,6 +120,21 @@ class Scheduler:
             self.iteration += 1
         return rate
 
+    def _rate(self) -> float:
+        rule: Any = self.schedule
+        if self._length is None and self.needs_length:
+            raise BuilderError(
+                f"the schedule {self} depends on the length of the run, which is unknown: pass a train "
+                "loader with a length, call set_length, or state numbers of steps"
+            )
+        return float(rule.rate_with_warmup(self.initial, self._count()))
+
+    def _count(self) -> int:
+        """Return the current iteration in the unit of the schedule."""
+        if self._length is None or self._rule is None or self._rule.per != "update":
+            return self.iteration
+        return self._length.updates_before(self.iteration)
+
     def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  required by the protocol
         """Advance to the next iteration if an iteration is an epoch."""
         if self._per_epoch:
@@ -98,18 +143,22 @@ class Scheduler:
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
         kind = getattr(self.schedule, "kind", type(self.schedule).__name__)
-        unit = "epoch" if self._per_epoch else "batch"
-        return kind if isinstance(self.schedule, Constant) else f"{kind}, one step per {unit}"
+        if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
+            return kind
+        per = "batch" if self._rule is None else self._rule.per
+        warmup = f", after {self._rule.warmup} of warm-up" if self._rule and self._rule.warmup else ""
+        return f"{kind}, one step per {per}{warmup}"
 
     def burn_state(self) -> Any:
-        """Return the state that Burn's scheduler would save, or the iteration for a user's schedule."""
-        if isinstance(self.schedule, Rule):
-            return self.schedule.burn_state(self.initial, self.iteration)
+        """Return the state that Burn would save, or the iteration if Burn lacks the schedule."""
+        if isinstance(self.schedule, Rule) and (self._length is not None or not self.needs_length):
+            return self.schedule.burn_state(self.initial, max(self._count() - (self.schedule.warmup or 0), 0))
         return self.iteration
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the iteration."""
-        return {"iteration": self.iteration}
+        """Return the iteration, and the steps of the run if the schedule depends on them."""
+        steps = {} if self._saved_steps is None else {"steps": self._saved_steps}
+        return {"iteration": self.iteration, **steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from the ``iteration`` in *state*. Raises `CheckpointError` if it is missing."""
@@ -118,7 +167,7 @@ class Scheduler:
                 f"the state of a scheduler has an integer 'iteration'; found {state}. "
                 "Use a checkpoint of this version"
             )
-        self.iteration = state["iteration"]
+        self.iteration, self._saved_steps = state["iteration"], state.get("steps")
 
 
 def check_rate(rate: float) -> None:
@@ -198,13 +247,13 @@ class TorchScheduler:
                 f"Register a {name} metric for the {split} split"
             )
 
-    def check_length(self, batches: int, epochs: int) -> None:
-        """Raise `BuilderError` if the schedule ends before a run of *epochs* with *batches* each."""
-        length = getattr(self.scheduler, "total_steps", None)
-        needed = epochs if self.per == "epoch" else batches * epochs - 1
-        if isinstance(length, int) and length < needed:
+    def set_length(self, length: RunLength) -> None:
+        """Raise `BuilderError` if the schedule ends before a run of *length*."""
+        steps = getattr(self.scheduler, "total_steps", None)
+        needed = length.count(self.per) - (self.per == "batch")
+        if isinstance(steps, int) and steps < needed:
             raise BuilderError(
-                f"the {type(self.scheduler).__name__} has total_steps {length}, but the run makes {needed} "
+                f"the {type(self.scheduler).__name__} has total_steps {steps}, but the run makes {needed} "
                 f"steps, one per {self.per}. Set total_steps to {needed}, or train for fewer epochs"
             )
 

@@ -1,20 +1,21 @@
 """Learning rate schedules, each a pure function from the iteration to the rate.
 
 The formulas are Burn's; ``burn_state`` returns the state that Burn saves after *steps* steps. Unlike in Burn,
-a rate may be above 1.
+a rate may be above 1, and a number of steps may be a `Span`, which `Rule.resolve` replaces before the run.
 """
 
 import math
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, Tag, model_validator
 
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps, Text
+from stages.contracts.fields import Count, Factor, NonNegative, Positive, Text
 from stages.contracts.history import Split
 from stages.contracts.plugins import name_validator
+from stages.optim.run_length import Per, RunLength, Span
 
 FUNCTIONS = ("lr_lambda", "scale_fn")
 """Arguments of torch's schedulers that are functions, which params.yaml names by their import paths."""
@@ -36,6 +37,15 @@ BUILT_IN = {
 }
 
 
+TO_THE_END = "100 %"
+SPANS = ("num_iters", "warmup_steps", "step_size")
+"""The fields of a schedule that are numbers of steps; a sequential one has ``milestones`` too."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Schedule(Protocol):
     """A function from the iteration to the learning rate."""
 
@@ -48,8 +58,45 @@ class Rule(Config):
 
     initial: Positive | None = None
     """The initial rate. Null: the optimizer's learning rate."""
-    per: Literal["batch", "epoch"] = "batch"
-    """The unit of an iteration; always a batch in Burn. Parts of a schedule use the unit of the whole."""
+    per: Per = "batch"
+    """The unit of an iteration: a batch, as in Burn, an update of the weights, or an epoch. Parts of a
+    schedule use the unit of the whole."""
+    warmup: Span | None = Field(default=None, exclude_if=_is_none)
+    """Iterations before the schedule in which the rate grows to its first one: by equal amounts, from one of
+    them."""
+
+    @property
+    def spans(self) -> list[str]:
+        """The spans that depend on the length of the run."""
+        values = [getattr(self, name) for name in ("warmup", *SPANS) if name in type(self).model_fields]
+        return [span for span in values if isinstance(span, str)]
+
+    def resolve(self, length: RunLength, total: int | None = None, per: Per | None = None) -> Self:
+        """Return the schedule with numbers for its spans, for a run of *length*.
+
+        *total* is the number of its iterations, and *per* their unit; default: those of the run. Raises
+        `ParamsError` if a span is longer than that.
+        """
+        unit = per or self.per
+        available = length.count(unit) if total is None else total
+        warmup = None if self.warmup is None else length.steps_of(self.warmup, unit, available)
+        parts = self._resolve_parts(length, available - (warmup or 0), unit)
+        return self.model_copy(update={"warmup": warmup, **parts})
+
+    def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
+        names = [name for name in SPANS if name in type(self).model_fields]
+        return {name: length.steps_of(getattr(self, name), per, total) for name in names}
+
+    def rate_with_warmup(self, initial: float, iteration: int) -> float:
+        """Return the rate of *iteration*, counted from the first of the warm-up."""
+        warmup = int(self.warmup or 0)
+        if iteration < warmup:
+            return self.rate(initial, 0) * (iteration + 1) / (warmup + 1)
+        return self.rate(initial, iteration - warmup)
+
+    def rate(self, initial: float, iteration: int) -> float:
+        """Return the rate of *iteration* after the warm-up; see `Schedule`."""
+        raise NotImplementedError
 
     def start(self, initial: float) -> float:
         """Return the initial rate for an optimizer whose learning rate is *initial*."""
@@ -77,16 +124,16 @@ class Linear(Rule):
 
     kind: Literal["linear"] = "linear"
     final: NonNegative
-    num_iters: Steps
+    num_iters: Span = TO_THE_END
 
     def rate(self, initial: float, iteration: int) -> float:
         """Return ``final - (final - initial) / n · (n - i)``, and ``final`` from i = n on."""
         remaining = max(self.num_iters - iteration, 0)
-        return self.final - (self.final - self.start(initial)) / self.num_iters * remaining
+        return float(self.final - (self.final - self.start(initial)) / self.num_iters * remaining)
 
     def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
         """Return the remaining iterations, from n + 1 down to 0."""
-        return max(self.num_iters + 1 - steps, 0)
+        return int(max(self.num_iters + 1 - steps, 0))
 
 
 class Cosine(Rule):
@@ -94,7 +141,7 @@ class Cosine(Rule):
 
     kind: Literal["cosine"] = "cosine"
     min: NonNegative = 0.0
-    num_iters: Steps
+    num_iters: Span = TO_THE_END
 
     def rate(self, initial: float, iteration: int) -> float:
         """Return ``min + ½ (initial - min) (1 + cos(π k / n))`` with k = i mod (n + 1)."""
@@ -138,7 +185,7 @@ class Noam(Rule):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_steps: Steps = 4000
+    warmup_steps: Span = 4000
     model_size: Count = 512
 
     def rate(self, initial: float, iteration: int) -> float:
@@ -155,7 +202,7 @@ class Step(Rule):
     """The initial rate, multiplied by ``gamma`` after every ``step_size`` iterations."""
 
     kind: Literal["step"] = "step"
-    step_size: Steps
+    step_size: Span
     gamma: Positive = 0.1
 
     def rate(self, initial: float, iteration: int) -> float:
@@ -179,6 +226,14 @@ class Composed(Rule):
     kind: Literal["composed"] = "composed"
     schedulers: Annotated[tuple[Simple, ...], Field(min_length=1)]
     reduction: Literal["avg", "sum", "prod"] = "prod"
+
+    @property
+    def spans(self) -> list[str]:
+        """The spans of the parts and of the warm-up."""
+        return [*super().spans, *(span for part in self.schedulers for span in part.spans)]
+
+    def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
+        return {"schedulers": tuple(part.resolve(length, total, per) for part in self.schedulers)}
 
     def rate(self, initial: float, iteration: int) -> float:
         """Return the mean, sum or product of the rates."""
@@ -219,14 +274,29 @@ class Sequential(Rule):
     schedulers: Annotated[
         tuple[Annotated[Simple | Composed, Field(discriminator="kind")], ...], Field(min_length=1)
     ]
-    milestones: tuple[Steps, ...]
+    milestones: tuple[Span, ...]
     """The iterations at which the second, third … schedule starts, in ascending order."""
+
+    @property
+    def spans(self) -> list[str]:
+        """The spans of the parts, of the milestones and of the warm-up."""
+        milestones = [milestone for milestone in self.milestones if isinstance(milestone, str)]
+        return [*super().spans, *milestones, *(span for part in self.schedulers for span in part.spans)]
+
+    def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
+        """Resolve each part for the iterations from its milestone to the next one."""
+        milestones = tuple(length.steps_of(milestone, per, total) for milestone in self.milestones)
+        _check_order(milestones)
+        lengths = [end - begin for begin, end in pairwise((0, *milestones, max(total, *milestones)))]
+        parts = zip(self.schedulers, lengths, strict=True)
+        resolved = tuple(part.resolve(length, available, per) for part, available in parts)
+        return {"milestones": milestones, "schedulers": resolved}
 
     def rate(self, initial: float, iteration: int) -> float:
         """Return the rate of the current schedule."""
         current = sum(milestone <= iteration for milestone in self.milestones)
         begin = (0, *self.milestones)[current]
-        return self.schedulers[current].rate(self.start(initial), iteration - begin)
+        return float(self.schedulers[current].rate(self.start(initial), iteration - begin))
 
     def burn_state(self, initial: float, steps: int) -> dict[str, Any]:
         """Return the steps and the state of each part by its index."""
@@ -250,17 +320,25 @@ class Sequential(Rule):
                 f"{len(self.schedulers)} schedulers need {len(self.schedulers) - 1} milestones, one for each "
                 f"scheduler after the first; found {len(self.milestones)}"
             )
-        if any(later <= earlier for earlier, later in pairwise(self.milestones)):
-            raise ValueError(
-                f"the milestones must be in ascending order; found {list(self.milestones)}. Sort them and "
-                "remove duplicates"
-            )
+        if all(isinstance(milestone, int) for milestone in self.milestones):
+            _check_order(self.milestones)
         return self
+
+
+def _check_order(milestones: tuple[int, ...]) -> None:
+    """Raise `ValueError` if *milestones* are not in ascending order."""
+    if any(later <= earlier for earlier, later in pairwise(milestones)):
+        raise ValueError(
+            f"the milestones must be in ascending order; found {list(milestones)}. Sort them and remove "
+            "duplicates"
+        )
 
 
 def _check_units(parts: tuple[Rule, ...]) -> None:
     if any(part.per != "batch" for part in parts):
-        raise ValueError("a part of a schedule has per: epoch. Set it for the outer schedule instead")
+        raise ValueError("a part of a schedule has per. Set it for the outer schedule instead")
+    if any(part.warmup for part in parts):
+        raise ValueError("a part of a schedule has warmup. Set it for the outer schedule instead")
 
 
 class ScheduleUse(Use):

@@ -110,7 +110,8 @@ class BuildLearnerConfig(Config):
     """
     schedule: ScheduleConfig = Constant()
     """The learning rate schedule: a kind with Burn's formula, which also takes ``initial`` (default: the
-    optimizer's learning rate) and ``per``, ``batch`` (the default) or ``epoch``; or a kind or an import path
+    optimizer's learning rate), ``warmup``, and ``per``: ``batch`` (the default), ``update`` or ``epoch``. A
+    number of steps may be a text such as ``10 %`` of the run or ``2 epochs``. Or a kind or an import path
     such as ``torch.optim.lr_scheduler:StepLR`` with the arguments of its class and ``per``, or for
     ``reduce_on_plateau`` with ``monitor``."""
     checkpoint: CheckpointConfig | None = None

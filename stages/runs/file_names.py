@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+SPEC_FILE = "learner.json"
+"""The file from which the learner of a run can be built again."""
 CHECKPOINT_FOLDER = "checkpoint"
 """Directory of the checkpoints of epochs, in an artifact directory and in a run store."""
 STEP_FOLDER = "steps"

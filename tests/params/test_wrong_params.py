@@ -75,6 +75,22 @@ WRONG_VALUES = {
         ["auto", "cpu"],
         ["all", "cpu"],
     ],
+    "span": [
+        *NOT_A_NUMBER,
+        None,
+        -1,
+        0,
+        1.5,
+        1e29,
+        10**400,
+        inf,
+        nan,
+        "0 %",
+        "101 %",
+        "1.5 steps",
+        "2 weeks",
+    ],
+    "span or null": [*NOT_A_NUMBER, -1, 0, 1.5, 1e29, inf, nan, "0 %", "101 %", "1.5 steps", "2 weeks"],
     "counts": [None, True, 1, inf, "", "12", [0], [True], ["1"], [1e29], [nan], [[1]], {"a": 1}],
     "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
     "pair or null": [True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
@@ -94,7 +110,7 @@ WRONG_VALUES = {
 }
 OPTIMIZER = {"learning_rate": "positive", "clipping": "section or null"}
 ADAM = {"beta_1": "decay", "beta_2": "decay", "epsilon": "positive", "amsgrad": "flag"}
-RULE = {"initial": "positive or null", "per": "choice"}
+RULE = {"initial": "positive or null", "per": "choice", "warmup": "span or null"}
 RECORDER = {"precision": "choice or null", "compression": "0 or 1"}
 SHARES = {"epsilon": "positive", "weight_decay": "non-negative"}
 PARAMS = [
@@ -261,19 +277,19 @@ PARAMS = [
     (
         "build_learner.schedule",
         {"kind": "linear", "final": 1, "num_iters": 1},
-        RULE | {"final": "non-negative", "num_iters": "count"},
+        RULE | {"final": "non-negative", "num_iters": "span"},
     ),
     (
         "build_learner.schedule",
         {"kind": "cosine", "num_iters": 1},
-        RULE | {"min": "non-negative", "num_iters": "count"},
+        RULE | {"min": "non-negative", "num_iters": "span"},
     ),
     ("build_learner.schedule", {"kind": "exponential", "gamma": 0.5}, RULE | {"gamma": "factor"}),
-    ("build_learner.schedule", {"kind": "noam"}, RULE | {"warmup_steps": "count", "model_size": "count"}),
+    ("build_learner.schedule", {"kind": "noam"}, RULE | {"warmup_steps": "span", "model_size": "count"}),
     (
         "build_learner.schedule",
         {"kind": "step", "step_size": 1},
-        RULE | {"step_size": "count", "gamma": "positive"},
+        RULE | {"step_size": "span", "gamma": "positive"},
     ),
     (
         "build_learner.schedule",
@@ -501,7 +517,7 @@ SCHEDULE = "  schedule:\n    kind: constant"
 MISSPELLED_SCHEDULE = (
     "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear, final: 0, num_iter: 3}]}"
 )
-UNKNOWN_KEY = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
+UNKNOWN_KEY = "unknown key. Did you mean 'num_iters'? Known: initial, per, warmup, kind, final, num_iters"
 PLAIN_VALUE = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
 IMPORT_PATH_ADVICE = "Write 'package.module:Name', for example 'my_lab.parts:Name'"
 MISTAKES = {

@@ -473,3 +473,21 @@ def test_best_epoch_of_another_metric_is_accepted(project):
     )
 
     assert project.call("check").code == 0
+
+
+def test_steps_of_a_schedule_that_knows_the_run_are_printed(finished):
+    stated = "kind: cosine\n    warmup: 10 %\n    num_iters: 1 epoch"
+    finished.edit("params.yaml", "kind: constant", stated)
+    finished.edit("params.yaml", "batches: 1\n", "batches: 5\n")
+    finished.edit("params.yaml", "kind: cosine", "kind: cosine\n    per: update")
+
+    assert finished.call("check").ok() == (
+        "build_learner.schedule.warmup: 10 % is 1 step, one per update\n"
+        "build_learner.schedule.num_iters: 1 epochs is 3 steps, one per update\n"
+        "params.yaml is valid\n"
+    )
+
+    finished.edit("params.yaml", "warmup: 10 %", "warmup: 3 epochs")
+    refused = finished.call("check")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "3 epochs is 9 steps, one per update, and 6 are available" in refused.err

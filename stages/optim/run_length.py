@@ -1,0 +1,90 @@
+"""The length of a run, and spans of it: a number of steps, or a share of the run or of its epochs."""
+
+import re
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Annotated, Any, Literal
+
+from stages.contracts.errors import ParamsError
+from stages.contracts.fields import MAX_STEPS, accept, is_integral
+from stages.optim.gradients import Accumulation
+
+Per = Literal["batch", "update", "epoch"]
+"""The unit of an iteration of a schedule: a batch, a step of the optimizer, or an epoch."""
+SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(%|epochs?|steps?)")
+
+
+def _is_span(value: Any) -> bool:
+    match = SPAN.fullmatch(value) if isinstance(value, str) else None
+    if match and not match[2].startswith("step"):
+        return 0 < float(match[1]) <= (100 if match[2] == "%" else MAX_STEPS)
+    number = float(match[1]) if match else value
+    return is_integral(number) and 1 <= int(number) <= MAX_STEPS
+
+
+def _normalize(value: Any) -> int | str:
+    """Return the number of steps, or a text such as ``10 %`` or ``2 epochs``."""
+    match = SPAN.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].startswith("step"):
+        return int(match[1] if match else value)
+    return f"{float(match[1]):g} {'%' if match[2] == '%' else 'epochs'}"
+
+
+Span = Annotated[
+    Any,
+    accept(
+        f"an integer from 1 to {MAX_STEPS}, or a text such as '10 %' of the run, '2 epochs' or '500 steps'",
+        _is_span,
+        _normalize,
+    ),
+]
+"""A number of steps; ``10 %`` of the run, or ``2 epochs``."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run, of which a schedule may be a share.
+
+    Every batch is one of all ranks together, so the length does not depend on their number.
+    """
+
+    epochs: int
+    batches: int
+    """Batches of the train split in an epoch."""
+    accumulation: Accumulation = field(default_factory=Accumulation)
+
+    def count(self, per: Per) -> int:
+        """Return the number of iterations of the whole run."""
+        if per == "epoch":
+            return self.epochs
+        return (
+            self.epochs * self.batches if per == "batch" else self.updates_before(self.epochs * self.batches)
+        )
+
+    def updates_before(self, batches: int) -> int:
+        """Return the number of steps of the optimizer in the first *batches* of the run."""
+        window = self.accumulation.batches
+        if self.accumulation.leftover == "carry":
+            return batches // window
+        epochs, rest = divmod(batches, self.batches)
+        full = (
+            ceil(self.batches / window) if self.accumulation.leftover == "flush" else self.batches // window
+        )
+        return epochs * full + rest // window
+
+    def steps_of(self, span: int | str, per: Per, total: int) -> int:
+        """Return *span* in iterations, at least 1; a share is one of *total*.
+
+        Raises `ParamsError` if it is longer than *total* and not a plain number of steps.
+        """
+        if isinstance(span, int):
+            return span
+        number, unit = span.split()
+        per_epoch = self.count(per) / self.epochs
+        steps = max(1, round(total * float(number) / 100 if unit == "%" else float(number) * per_epoch))
+        if steps > max(total, 1):
+            raise ParamsError(
+                f"build_learner.schedule: {span} is {steps} steps, one per {per}, and {total} are available. "
+                "Shorten it, or train for more epochs"
+            )
+        return steps
