@@ -54,15 +54,15 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
 
 
 def _choose_checkpoint(config: SaveModelConfig, checkpointer: "runs.FileCheckpointer") -> "runs.Checkpoint":
+    """Return the model and the trainer record of the last or the best epoch; nothing else is read."""
     saved = checkpointer.list_saved()
     if not saved:
         raise CheckpointError(f"{checkpointer.directory} has no checkpoint. Run fit first")
-    last = checkpointer.restore(saved[-1])
-    rule = config.best_rule
-    epoch = saved[-1]
+    epoch, rule = saved[-1], config.best_rule
     if config.epoch == "best":
+        last = checkpointer.restore(epoch, parts=())
         epoch = learner.best_epoch(last, rule.metric, rule.split, rule.direction)
-    return last if epoch == saved[-1] else checkpointer.restore(epoch)
+    return checkpointer.restore(epoch, parts=["model"])
 
 
 def _with_types(

@@ -4,7 +4,7 @@ The file ``trainer-N`` is written last and removed first, and holds the size and
 checkpoint exists if and only if this file does. `stages.runs.file_names` names the files.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from stages.runs.file_names import (
     stem_of,
     trainer_name,
 )
-from stages.runs.manifest import LogLedger
+from stages.runs.manifest import LogLedger, Manifest
 from stages.system.files import UNREADABLE, damage, describe, sync_directory
 
 ID = ".id"
@@ -55,9 +55,9 @@ class Checkpoint:
 
     model: Tree
     """Burn's record of the model."""
-    optim: Tree
+    optim: Tree = field(default_factory=dict)
     """Burn's record of the optimizer; empty if Burn has no such optimizer."""
-    scheduler: Tree
+    scheduler: Tree = None
     """Burn's record of the schedule; None if Burn has no such schedule."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """The state of the loop, and all state that Burn's records do not restore bit for bit."""
@@ -110,10 +110,11 @@ class FileCheckpointer:
         )
         (self.directory / marker_name(epoch)).unlink(missing_ok=True)
 
-    def restore(self, epoch: int) -> Checkpoint:
-        """Return the checkpoint of *epoch*, which is verified before it is decoded.
+    def restore(self, epoch: int, parts: Sequence[str] = BURN_PARTS) -> Checkpoint:
+        """Return the checkpoint of *epoch*, of which only *parts* and the trainer record are read.
 
-        Raises `CheckpointError` if it does not exist, or if a file is missing, corrupt or was changed.
+        A file is verified before it is decoded. Raises `CheckpointError` if the checkpoint does not exist, or
+        if one of these files is missing, corrupt or was changed.
         """
         if epoch not in self.list_saved():
             epochs = sorted({*self.list_saved(), *self.list_burn_epochs()})
@@ -123,11 +124,12 @@ class FileCheckpointer:
             )
         try:
             trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
-            self._verify(trainer["files"])
-            parts = {part: self._load(part, trainer["files"]) for part in BURN_PARTS}
+            listed = {part: _file_of(part, trainer["files"]) for part in parts}
+            self._verify(dict(listed.values()))
+            items = {part: self._load(name, written) for part, (name, written) in listed.items()}
         except (RecordError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
-        return Checkpoint(**parts, trainer=trainer)
+        return Checkpoint(**{"model": {}, **items}, trainer=trainer)
 
     def delete(self, epoch: int) -> None:
         """Remove the checkpoint of *epoch*, its trainer record first."""
@@ -161,18 +163,23 @@ class FileCheckpointer:
             marker.touch()
         sync_directory(self.directory)
 
-    def _load(self, part: str, files: Mapping[str, Mapping[str, Any]]) -> Tree:
+    def _load(self, name: str, written: Mapping[str, Any]) -> Tree:
         """Read a verified file with the recorder, or in the format of its suffix if that differs."""
-        [name] = [name for name in files if (parsed := parse_name(name)) and parsed.part == part]
-        example = from_plain(files[name]["example"], name) if files[name].get("example") else ()
+        example = from_plain(written["example"], name) if written.get("example") else ()
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
-        return read(self.directory / name, example, limit=limit_after_verification(files[name]["size"]))
+        return read(self.directory / name, example, limit=limit_after_verification(written["size"]))
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():
             path = self.directory / Path(name).name
             if problem := damage(path, written):
                 raise RecordError(f"{path} {problem}")
+
+
+def _file_of(part: str, files: Manifest) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the file of *part* in *files*, and its entry there."""
+    [listed] = [item for item in files.items() if (parsed := parse_name(item[0])) and parsed.part == part]
+    return listed
 
 
 def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:

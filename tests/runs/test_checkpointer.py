@@ -30,6 +30,19 @@ def test_restored_checkpoint_equals_the_saved_one(checkpointer):
     )
 
 
+@pytest.mark.parametrize("part", ["model", "optim", "scheduler"])
+def test_part_of_a_checkpoint_is_restored_without_the_files_of_the_others(checkpointer, part):
+    for path in checkpointer.directory.iterdir():
+        if not path.name.startswith((part, "trainer")):
+            path.unlink()
+
+    restored = checkpointer.restore(2, [part])
+
+    assert str(vars(restored)[part]) == str(vars(CHECKPOINT)[part])
+    with pytest.raises(CheckpointError, match="missing"):
+        checkpointer.restore(2)
+
+
 def test_checkpoint_exists_only_with_its_trainer_record(checkpointer):
     (checkpointer.directory / "trainer-2.mpk.gz").unlink()
 

@@ -3,7 +3,7 @@
 State that belongs to the other run alone is not restored: its identity, and its position within an epoch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from stages.records import (
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import ALL_TENSORS
 from stages.runs import Checkpoint, FileCheckpointer
-from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
+from stages.runs.file_names import BURN_PARTS, CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text
 
 Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]
@@ -165,7 +165,7 @@ class Origin:
         Optimizer, schedule and gradient accumulation start from the beginning. The arguments and errors are
         those of `read_checkpoint`.
         """
-        fitted = fit_weights(start, self._restore(epoch, name), name)
+        fitted = fit_weights(start, self._restore(epoch, name, parts=["model"]), name)
         print_line(f"starting after {name} with its weights; optimizer and schedule start from the beginning")
         return fitted
 
@@ -186,14 +186,14 @@ class Origin:
         print_line(f"starting from {model_file}: {outcome}")
         return state.checkpoint(trainer), report
 
-    def _restore(self, epoch: int | None, name: str) -> Checkpoint:
+    def _restore(self, epoch: int | None, name: str, parts: Sequence[str] = BURN_PARTS) -> Checkpoint:
         saved = self._checkpointer.list_saved()
         if epoch is None or epoch not in saved:
             raise CheckpointError(
                 f"build_learner.checkpoint: {name} has no such checkpoint; found those of epoch "
                 f"{', '.join(map(str, saved))}. Set epoch to one of them"
             )
-        return self._checkpointer.restore(epoch)
+        return self._checkpointer.restore(epoch, parts)
 
     def find_record(self, epoch: int) -> Path:
         """Return the record of the model: the file itself, or that of *epoch* in a directory that Burn wrote.
