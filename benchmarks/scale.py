@@ -64,6 +64,60 @@ def load_data_bytes(folder: Path, shape: tuple[int, ...], dtype: "np.dtype[np.ge
     return int(done.stdout) * 1024
 
 
+STAGES = """
+import json, sys
+from pathlib import Path
+from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
+from stages.params.fit_context import FitPaths
+from stages.params.fit_params import FitConfig
+from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
+root, stage, width = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+learner, data, run, config = root / "learner", root / "data", root / "run", root / "config.json"
+plots = run / "plots"
+if stage == "prepare":
+    from stages.build_learner import build_learner
+    from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+    load_data(LoadDataConfig(source={"kind": "digits"}), LoadDataPaths(data))
+    model, optimizer = {"kind": "mlp", "hidden_sizes": [width] * 17}, {"kind": "adam", "learning_rate": 1e-3}
+    paths = BuildLearnerPaths(dataset=data / "dataset.json", learner=learner)
+    build_learner(BuildLearnerConfig(model=model, optimizer=optimizer), paths)
+elif stage == "fit":
+    from stages.fit import fit
+    outputs = [run / name for name in ("checkpoint", "train", "valid", "metrics.json")]
+    paths = FitPaths(run, learner, data, *outputs, plots, plots / "iterations", plots / "c.tsv", root / "runs")
+    options = dict(batch_size=64, device="cpu", metrics=["loss"], num_workers=0, keep={"last": 2})
+    fit(FitConfig(num_epochs=2, **options), paths)
+else:
+    from stages.save_model import save_model
+    best = {"metric": "Loss", "split": "train", "direction": "highest"}  # that of the first epoch
+    params = SaveModelConfig(epoch=stage, best=best if stage == "best" else None)
+    config.write_text(json.dumps({"save_model": params.model_dump(mode="json")}))
+    save_model(params, SaveModelPaths(run / "checkpoint", config, run / "model.mpk.gz", run / "exports"))
+print("peak", Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+def parameter_peaks() -> Iterator[Row]:
+    """Yield the peaks of fit and save-model above those with a tiny model, as multiples of the parameters.
+
+    The model has 25 million parameters in 18 layers, and Adam two moments.
+    """
+    size = 4 * (64 * 1250 + 16 * 1250**2 + 10 * 1250 + 17 * 1250 + 10)
+    with tempfile.TemporaryDirectory() as small, tempfile.TemporaryDirectory() as large:
+        for stage, limit in (("prepare", 0.0), ("fit", 5.0), ("last", 1.2), ("best", 1.2)):
+            base, peak = (_stage_peak(folder, stage, width) for folder, width in ((small, 8), (large, 1250)))
+            if limit:
+                name = stage if stage == "fit" else f"save-model, {stage}"
+                yield Row(name, f"{(peak - base) / 1e6:.0f} MB", (peak - base) / size, limit)
+
+
+def _stage_peak(folder: str, stage: str, width: int) -> int:
+    """Return the peak memory of a process that runs *stage*, with a model of layers of *width*."""
+    command = [sys.executable, "-c", STAGES, folder, stage, str(width)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  this Python
+    return int(done.stdout.split()[-1]) * 1024
+
+
 AUROC = """
 import sys, time
 import torch
@@ -197,6 +251,7 @@ def learner(folder: str, *arguments: str) -> None:
 
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "load-data": load_data_peak,
+    "memory": parameter_peaks,
     "auroc": auroc_cost,
     "confusion": confusion_peak,
     "epochs": partial(costs_of, "epochs"),

@@ -1,6 +1,11 @@
-"""A thread that writes checkpoints, from a copy of their tensors in host memory, while training continues."""
+"""A thread that writes checkpoints, from a copy of their tensors in host memory, while training continues.
+
+A copy has the size of the state, with Adam three times the parameters. A large state on a CPU can be written
+without one, while training waits.
+"""
 
 import ctypes
+import math
 import mmap
 import os
 import signal
@@ -236,7 +241,9 @@ class SnapshotWriter:
     The thread receives no signals, so that handlers interrupt the main thread while it waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_copied_bytes: float = math.inf) -> None:
+        """Create a writer that makes no copy of a state on a CPU of more than *max_copied_bytes*."""
+        self._max_copied_bytes = max_copied_bytes
         self._snapshot = HostSnapshot()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -252,16 +259,21 @@ class SnapshotWriter:
         Call this before the first `start` needs it.
         """
         self.join()
-        if self._snapshot.allocate(checkpoint):
+        if self._copies(checkpoint) and self._snapshot.allocate(checkpoint):
             self._start_thread(self._snapshot.touch)
 
     def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
         """Copy *checkpoint* and call *write* with the copy in a thread, after the previous write has ended.
 
-        Raises `RecordError` if no record can hold one of the tensors.
+        Without a copy, return when the write has ended. Raises `RecordError` if no record can hold one of the
+        tensors; without a copy, `raise_error` does.
         """
         self.prepare(checkpoint)
         self.join()
+        if not self._copies(checkpoint):
+            self._start_thread(partial(write, checkpoint))
+            self.join()
+            return
         copy = self._snapshot.copy(checkpoint)
         self._start_thread(partial(self._write, write, copy))
 
@@ -280,6 +292,10 @@ class SnapshotWriter:
     def release(self) -> None:
         """Free the memory of the copy, after the write has ended."""
         self._snapshot = HostSnapshot()
+
+    def _copies(self, checkpoint: Checkpoint) -> bool:
+        ranges = _find_ranges(_tensors_of(checkpoint))
+        return _places(ranges)[-1] <= self._max_copied_bytes or any(source.is_cuda for source in ranges)
 
     def _start_thread(self, action: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=self._run, args=(action,), name="checkpoint-writer")

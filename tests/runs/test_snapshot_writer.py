@@ -31,6 +31,19 @@ def test_caller_continues_while_the_checkpoint_is_written(writer):
     assert (was_writing, writer.is_writing) == (True, False)
 
 
+def test_large_state_on_a_cpu_is_written_without_a_copy_before_the_caller_continues():
+    writer, written = SnapshotWriter(max_copied_bytes=LARGE.model[0].nbytes - 1), []
+
+    writer.prepare(LARGE)
+    writer.start(written.append, LARGE)
+
+    assert (written, writer.is_writing, writer._snapshot.nbytes) == ([LARGE], False, 0)
+    writer.start(written.append, SMALL)
+    writer.join()
+    assert torch.equal(written[1].model[0], SMALL.model[0])
+    assert written[1].model[0].data_ptr() != SMALL.model[0].data_ptr()
+
+
 def test_next_write_begins_when_the_previous_one_has_ended(writer):
     written = []
     for number in range(5):

@@ -5,9 +5,12 @@ epoch checkpoints are written at an interval, and only the newest is kept.
 
 Training continues while a copy of the state is written. The next save waits until the previous one is on
 disk, so a killed run resumes from the last save or, if that was still being written, from the one before it.
+A copy takes as much memory as the state. Training on a CPU waits instead while a large state is written,
+unless an interval of steps is set, with which checkpoints may be frequent.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +24,9 @@ from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
 from stages.runs import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
+
+MAX_COPIED_BYTES = 16 << 20
+"""Bytes of a state on a CPU up to which training continues while a copy of it is written."""
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +100,7 @@ class CheckpointManager:
         self._retention = retention
         self._interval = interval
         self._clock = clock
-        self._writer = writer or SnapshotWriter()
+        self._writer = writer or SnapshotWriter(math.inf if interval.every_steps else MAX_COPIED_BYTES)
         self._save: _Save | None = None
         self._failed: set[int] = set()
         self._failed_before_step: set[int] = set()
