@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from stages.contracts.burn import FIELDS
 from stages.contracts.errors import RecordError
 from stages.optim.scheduler import Scheduler
 from stages.optim.schedules import (
@@ -15,20 +16,10 @@ from stages.optim.schedules import (
     Cosine,
     Exponential,
     Linear,
-    Noam,
     Rule,
-    Sequential,
     Step,
 )
 
-NAMES: dict[type[Rule], str] = {
-    Linear: "remaining_iters",
-    Cosine: "current_iter",
-    Exponential: "previous_lr",
-    Noam: "step",
-    Step: "iter_idx",
-}
-"""The name of the number of each schedule in Burn 0.22."""
 BEFORE_FIRST = 2**64
 """Burn's integers of 64 bits wrap around: -1 is one less than this."""
 
@@ -58,7 +49,7 @@ def _count_steps(rule: Rule, initial: float, node: Any) -> int | None:
             for number, part in enumerate(rule.schedulers)
         ]
         return max((count for count in counts if count is not None), default=None)
-    name = "step" if isinstance(rule, Sequential) else NAMES[type(rule)]
+    name = FIELDS[type(rule).__name__].name
     if isinstance(node, Mapping):
         node = node.get(type(rule).__name__, node.get(name))
     if isinstance(node, bool) or not isinstance(node, int | float):

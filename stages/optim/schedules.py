@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, Tag, model_validator
 
+from stages.contracts.burn import ScheduleState
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Count, Factor, NonNegative, Positive, Text
@@ -105,8 +106,13 @@ class Rule(Config):
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the schedule does not support the learning rate *initial*."""
 
-    def burn_state(self, initial: float, steps: int) -> Any:
-        """Return the state that Burn saves after *steps* steps; by default None."""
+    def burn_state(self, initial: float, steps: int) -> ScheduleState:
+        """Return the state that Burn saves after *steps* steps."""
+        return ScheduleState(type(self).__name__, self.burn_number(initial, steps))
+
+    def burn_number(self, initial: float, steps: int) -> int | float | None:  # noqa: ARG002  for a subclass
+        """Return the number that Burn saves after *steps* steps; by default None."""
+        return None
 
 
 class Constant(Rule):
@@ -131,7 +137,7 @@ class Linear(Rule):
         remaining = max(self.num_iters - iteration, 0)
         return float(self.final - (self.final - self.start(initial)) / self.num_iters * remaining)
 
-    def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
+    def burn_number(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
         """Return the remaining iterations, from n + 1 down to 0."""
         return int(max(self.num_iters + 1 - steps, 0))
 
@@ -150,7 +156,7 @@ class Cosine(Rule):
             1 + math.cos(math.pi * k / self.num_iters)
         )
 
-    def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
+    def burn_number(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
         """Return the last k; the largest 64-bit integer before the first step."""
         return (steps - 1) % (self.num_iters + 1) if steps else 2**64 - 1
 
@@ -173,7 +179,7 @@ class Exponential(Rule):
         """Return ``initial · gamma^i``; Burn multiplies step by step, which differs in the last digits."""
         return float(self.start(initial) * self.gamma**iteration)
 
-    def burn_state(self, initial: float, steps: int) -> float:
+    def burn_number(self, initial: float, steps: int) -> float:
         """Return the last rate; ``initial / gamma`` before the first step."""
         return float(self.start(initial) * self.gamma ** (steps - 1))
 
@@ -193,7 +199,7 @@ class Noam(Rule):
         s = iteration + 1
         return float(self.start(initial) * self.model_size**-0.5 * min(s**-0.5, s * self.warmup_steps**-1.5))
 
-    def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
+    def burn_number(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
         """Return the last s."""
         return steps
 
@@ -212,7 +218,7 @@ class Step(Rule):
         except OverflowError:
             return math.inf
 
-    def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
+    def burn_number(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
         """Return the last i; -1 before the first step."""
         return steps - 1
 
@@ -242,13 +248,10 @@ class Composed(Rule):
             return math.prod(rates)
         return sum(rates) if self.reduction == "sum" else sum(rate / len(rates) for rate in rates)
 
-    def burn_state(self, initial: float, steps: int) -> dict[str, Any]:
-        """Return the state of each part under its name in Burn."""
-        states = [schedule.burn_state(self.start(initial), steps) for schedule in self.schedulers]
-        named = [
-            {type(schedule).__name__: state} for schedule, state in zip(self.schedulers, states, strict=True)
-        ]
-        return {"schedulers": named}
+    def burn_state(self, initial: float, steps: int) -> ScheduleState:
+        """Return the state of each part."""
+        parts = tuple(schedule.burn_state(self.start(initial), steps) for schedule in self.schedulers)
+        return ScheduleState("Composed", None, parts)
 
     def check(self, initial: float) -> None:
         """Check each part."""
@@ -298,14 +301,15 @@ class Sequential(Rule):
         begin = (0, *self.milestones)[current]
         return float(self.schedulers[current].rate(self.start(initial), iteration - begin))
 
-    def burn_state(self, initial: float, steps: int) -> dict[str, Any]:
-        """Return the steps and the state of each part by its index."""
-        state: dict[str, Any] = {"step": steps}
+    def burn_state(self, initial: float, steps: int) -> ScheduleState:
+        """Return the steps and the state of each part."""
         borders = zip((0, *self.milestones), (*self.milestones, steps), strict=True)
-        for number, (schedule, (begin, end)) in enumerate(zip(self.schedulers, borders, strict=True)):
-            taken = max(min(steps, end) - begin, 0)
-            state[str(number)] = schedule.burn_state(self.start(initial), taken)
-        return state
+        taken = [max(min(steps, end) - begin, 0) for begin, end in borders]
+        parts = [
+            schedule.burn_state(self.start(initial), count)
+            for schedule, count in zip(self.schedulers, taken, strict=True)
+        ]
+        return ScheduleState("Sequential", steps, tuple(parts))
 
     def check(self, initial: float) -> None:
         """Check each part."""

@@ -1,3 +1,4 @@
+from .burn_layouts import to_021 as to_021
 from .config import RecorderConfig as RecorderConfig
 from .formats import find_format as find_format
 from .precision import DoublePrecision as DoublePrecision

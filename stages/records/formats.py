@@ -52,6 +52,11 @@ class Format:
     """Memory that a reader needs for small values beyond what the content's length allows; None if the format
     bounds it by itself."""
 
+    @property
+    def is_burnpack(self) -> bool:
+        """True for Burn's format since 0.22, in which optimizers and schedules have another layout."""
+        return self.name == "burnpack"
+
 
 def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
     return encode(pack_record(record))

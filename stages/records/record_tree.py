@@ -10,7 +10,7 @@ case of an enum, and `Signed` is an integer with a sign. Element types have Burn
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
@@ -123,6 +123,16 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class ParameterState(Variant):
+    """The state of a parameter in an optimizer's record, a `Variant`, with what only Burn 0.22 stores."""
+
+    path: str = ""
+    """The path of the parameter in the model's record."""
+    is_of_group: bool = False
+    """True if another optimizer than that of the record trains the parameter, which 0.21 does not support."""
+
+
+@dataclass(frozen=True)
 class Metadata:
     """The five texts with which a Burn record describes itself. No reader checks them."""
 
@@ -191,10 +201,8 @@ def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def map_leaves(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
     """Return *node* with *change* applied to its leaves; type hints for bincode are kept."""
-    if isinstance(node, Some):
-        return Some(map_leaves(node.value, change))
-    if isinstance(node, Variant):
-        return Variant(node.name, node.index, map_leaves(node.value, change))
+    if isinstance(node, Some | Variant):
+        return replace(node, value=map_leaves(node.value, change))
     if isinstance(node, dict):
         kind = Map if isinstance(node, Map) else dict
         return kind((key, map_leaves(value, change)) for key, value in node.items())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records import formats
+from stages.records.burn_layouts import from_022, to_021, to_022
 from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
 from stages.records.dotted_names import flatten, unflatten
@@ -108,9 +109,8 @@ class FileRecorder:
                 "into the model with load_into, and record record_of(model)"
             )
         target = self.with_suffix(path)
-        metadata = build_metadata(self.form.type_name, self.precision)
         formats.write(
-            Record(_convert_tensors(item, self.precision), metadata),
+            _build_record(item, self.form, self.precision),
             target,
             self.form,
             compression=self._compression,
@@ -125,7 +125,7 @@ class FileRecorder:
         Raises `RecordError` if the file is missing or is not a valid record.
         """
         limit = max(filter(None, (limit, self._limit)), default=None)
-        return _item_of(formats.read(self.with_suffix(path), self.form, like=like, limit=limit), self.form)
+        return _read(self.with_suffix(path), self.form, like, limit)
 
     def with_suffix(self, path: Path) -> Path:
         """Return *path* with the suffix."""
@@ -189,10 +189,7 @@ class BytesRecorder:
 
     def record(self, item: Tree) -> bytes:
         """Return *item* as bytes. Raises `RecordError` if `load` would refuse them."""
-        metadata = build_metadata(self._form.type_name, self.precision)
-        return b"".join(
-            formats.CheckedPieces(Record(_convert_tensors(item, self.precision), metadata), self._form)
-        )
+        return b"".join(formats.CheckedPieces(_build_record(item, self._form, self.precision), self._form))
 
     def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree in *data*. Raises `RecordError` if it is not a valid record."""
@@ -242,13 +239,13 @@ def read_item(path: Path, like: Tree = None, *, limit: int | None = None, key: s
         raise RecordError(f"{path}: key is {key!r}, but only .pt and .pth files have entries. Remove key")
     if is_index(path):
         return _of_torch(to_torch_tree(_read_shards(path, limit)))
-    form = formats.find_format(path)
-    return _item_of(formats.read(path, form, like=like, limit=limit), form)
+    return _read(path, formats.find_format(path), like, limit)
 
 
-def _item_of(record: Record, form: Format) -> Tree:
-    """Return the item of *record* with torch tensors, marked if its file states PyTorch's names and axes."""
-    item = to_torch_tree(record.item)
+def _read(path: Path, form: Format, like: Tree, limit: int | None) -> Tree:
+    """Return the item at *path* with torch tensors, marked if its file states PyTorch's names and axes."""
+    record = formats.read(path, form, like=like, limit=limit)
+    item = to_torch_tree(from_022(record, str(path)) if form.is_burnpack else record.item)
     return _of_torch(item) if formats.layout_of(record, form) == "torch" else item
 
 
@@ -281,6 +278,15 @@ def state_record(state: Mapping[str, Tensor]) -> Record:
 def to_torch_tree(item: Tree) -> Tree:
     """Return *item* with torch tensors in place of raw tensors, over the same memory."""
     return convert_tensors(item, from_raw)
+
+
+def _build_record(item: Tree, form: Format, precision: Precision) -> Record:
+    """Return the record of *item* with the layout that Burn has in *form*."""
+    item, metadata = _convert_tensors(item, precision), build_metadata(form.type_name, precision)
+    if not form.is_burnpack:
+        return Record(to_021(item), metadata)
+    item, texts = to_022(item)
+    return Record(item, metadata, texts)
 
 
 def _convert_tensors(item: Tree, precision: Precision) -> Tree:

@@ -18,6 +18,7 @@ from stages.records import (
     formats,
     from_plain,
     read_item,
+    to_021,
     to_plain,
 )
 from stages.records.dotted_names import derive_param_id
@@ -104,7 +105,7 @@ class FileCheckpointer:
             path = self.recorder.record(item, self.directory / stem_of(part, epoch))
             files[path.name] = describe(path)
             if not self.recorder.has_names:
-                files[path.name]["example"] = to_plain(item)
+                files[path.name]["example"] = to_plain(to_021(item))
         _trainer_recorder.record(
             {**checkpoint.trainer, "files": files}, self.directory / stem_of(TRAINER, epoch)
         )

@@ -15,6 +15,8 @@ from stages.optim import (
     Step,
     load_burn_schedule,
 )
+from stages.records.burn_layouts import to_021, to_022
+from stages.records.record_tree import strip_type_hints
 
 PARTS = (Exponential(initial=0.01, gamma=0.97), Step(initial=0.01, step_size=7), Constant(initial=0.1))
 RECORDS = {  # schedule, initial rate, steps, records of Burn after them
@@ -49,7 +51,8 @@ RECORDS = {  # schedule, initial rate, steps, records of Burn after them
 
 @pytest.mark.parametrize(("rule", "initial", "steps", "records"), RECORDS.values(), ids=RECORDS)
 def test_schedule_continues_after_the_steps_of_burns_record(rule, initial, steps, records):
-    for record in [*records, rule.burn_state(initial, steps)]:
+    state = rule.burn_state(initial, steps)
+    for record in [*records, strip_type_hints(to_021(state)), to_022(state)[0]]:
         scheduler = Scheduler(initial, rule)
 
         load_burn_schedule(scheduler, record)

@@ -9,7 +9,7 @@ from torch import nn
 
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
-from stages.records import BurnpackRecorder, read_item
+from stages.records import BurnpackRecorder, read_item, to_021
 from stages.records.dotted_names import decode_param_id
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import Map, RawTensor, Variant, strip_type_hints
@@ -382,7 +382,7 @@ def test_velocity_of_muon_record_is_sum_of_gradients():
     train(module, optimizer, 3)
     buffer = optimizer.state[module.one.weight]["momentum_buffer"]
 
-    record = strip_type_hints(optimizer_record(optimizer, module))
+    record = strip_type_hints(to_021(optimizer_record(optimizer, module)))
     velocity = strip_type_hints(entry(optimizer, module, "one.weight"))["V1"]["Rank2"]["momentum"]["velocity"]
 
     torch.testing.assert_close(from_raw(velocity), buffer.t() / (1 - 0.95))
@@ -417,7 +417,7 @@ def test_muon_resumes_from_record_of_burn_alone():
     optimizer = muon(module.parameters())
     train(module, optimizer, 3)
     model, record = with_other_ids(
-        strip_type_hints(record_of(module)), strip_type_hints(optimizer_record(optimizer, module))
+        strip_type_hints(record_of(module)), strip_type_hints(to_021(optimizer_record(optimizer, module)))
     )
     resumed = muon(module.parameters())
 

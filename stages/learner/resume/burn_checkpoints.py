@@ -13,7 +13,7 @@ from stages.learner.options import READ_HISTORY, LearnerOptions
 from stages.learner.resume.warm_start import empty_window, optimizer_file_of, restore_optimizer
 from stages.learner.run_state import history_tree
 from stages.optim import load_burn_schedule
-from stages.records import DefaultRecorder, Tree, load_into, read_item, record_of
+from stages.records import DefaultRecorder, Tree, load_into, read_item, record_of, to_021
 from stages.runs import Checkpoint, FileCheckpointer
 from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
 
@@ -48,7 +48,7 @@ def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
     if len(files) != 1:
         return "the schedule starts from the beginning"
     try:
-        record: Tree = read_item(files[0], getattr(state.scheduler, "burn_state", lambda: None)())
+        record: Tree = read_item(files[0], to_021(getattr(state.scheduler, "burn_state", lambda: None)()))
         load_burn_schedule(state.scheduler, record)
     except RecordError as error:
         return f"the schedule starts from the beginning ({error})"

@@ -7,28 +7,28 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.dotted_names import encode_param_id, is_parameter
 from stages.records.record_tree import Tree, iter_leaves
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_optimizers.burn_state import (
+    BUFFER,
+    MUON,
+    RMS_PROP,
+    SGD,
     STEP,
+    VELOCITY,
     assign,
-    form_of,
-    is_muon,
+    form_of_group,
+    keys,
     members,
     new_step,
     options_of,
-    read_muon,
     read_state,
     slots_by_parameter,
     to_entry,
 )
 from stages.records.torch_optimizers.lbfgs import read_lbfgs
-
-RANK = "__rank"
-"""The entry of a parameter in Burn 0.22 that has its number of dimensions."""
 
 
 def load_burn_optimizer(
@@ -61,14 +61,13 @@ def load_burn_optimizer(
         groups = [options_of(group) for group in optimizer.param_groups]
         assign(optimizer, groups, [state, *({} for _ in others)])
         return []
-    form = form_of(optimizer)
-    if form is None and not any(map(is_muon, optimizer.param_groups)):
+    if form_of_group(optimizer, optimizer.param_groups[0]) is None:
         raise RecordError(
             f"{source}: Burn has no {type(optimizer).__name__}, so its state cannot be loaded. Start without "
             "the state of the optimizer"
         )
     tree = skeleton_of(module)
-    foreign, entries = _ids(model_item), _in_layout_of_021(to_raw_tree(item))
+    foreign, entries = _ids(model_item), to_raw_tree(item) or {}
     places = slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
     states: list[dict[str, Any]] = []
@@ -84,11 +83,11 @@ def load_burn_optimizer(
             states.append(dict(optimizer.state.get(parameter, {})))
             continue
         read += 1
-        if form is None:
-            states.append(read_muon(group, parameter, nodes, source))
-            continue
-        new = _initial_state(optimizer, group, parameter)
+        form = form_of_group(optimizer, group)
+        new = _initial_state(form, group, parameter)
         saved = read_state(form, nodes, parameter, source)
+        if VELOCITY in saved:
+            saved = {BUFFER: saved[VELOCITY].mul_(1 - group["momentum"])}
         saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
         states.append({**new, **saved})
     if without and not read:
@@ -97,45 +96,19 @@ def load_burn_optimizer(
     return without
 
 
-def _initial_state(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor
-) -> dict[str, Any]:
-    """Return the state that *optimizer* creates for *parameter* at its first step."""
-
-    def zeros() -> Tensor:
-        return torch.zeros_like(parameter, requires_grad=False)
-
-    step = new_step(0, group, parameter)
-    state: dict[str, Any]
-    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-        state = {STEP: step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
-        return {**state, "max_exp_avg_sq": zeros()} if group["amsgrad"] else state
-    if isinstance(optimizer, torch.optim.SGD):
-        return {"momentum_buffer": None} if group["momentum"] else {}
-    if isinstance(optimizer, torch.optim.RMSprop):
-        state = {STEP: step, "square_avg": zeros()}
-        state |= {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
-        return state | ({"grad_avg": zeros()} if group["centered"] else {})
-    return {STEP: step, "sum": zeros()}
-
-
-def _in_layout_of_021(entries: Tree) -> dict[str, Tree]:
-    """Return *entries*, also of 0.22, with ids as in a model's record and the rank where 0.21 has it."""
-    converted = {}
-    for key, node in entries.items() if isinstance(entries, dict) else ():
-        if isinstance(node, dict) and RANK in node and key.isdecimal():
-            fields = {name: _without_ids(field) for name, field in node.items() if name != RANK}
-            converted[encode_param_id(int(key))] = {"V1": {f"Rank{node[RANK]}": fields}}
-        else:
-            converted[key] = node
-    return converted
-
-
-def _without_ids(node: Tree) -> Tree:
-    """Return *node* with each tensor in place of the tensor and its id."""
-    if is_parameter(node):
-        return node["param"]
-    return {key: _without_ids(field) for key, field in node.items()} if isinstance(node, dict) else node
+def _initial_state(form: Tree, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Return the state that an optimizer with *form* creates for *parameter* at its first step."""
+    if form is SGD:
+        return {BUFFER: None} if group["momentum"] else {}
+    optional = {
+        "max_exp_avg_sq": group.get("amsgrad"),
+        "grad_avg": group.get("centered"),
+        BUFFER: form is MUON or group.get("momentum", 0) > 0,
+    }
+    names = {key for key in keys(form) if optional.get(key, True)} | ({BUFFER} if form is MUON else set())
+    state = {name: torch.zeros_like(parameter, requires_grad=False) for name in sorted(names - {STEP})}
+    counts = STEP in names or form is RMS_PROP
+    return {STEP: new_step(0, group, parameter), **state} if counts else state
 
 
 def _ids(model_item: Tree) -> dict[str, str]:

@@ -3,9 +3,11 @@
 A *form* is Burn's state with the name of PyTorch's entry in the place of each value; its ``step`` is a
 number.
 
-Muon has no form: Burn's velocity is a sum of gradients (its default, without dampening), and PyTorch's buffer
-is their moving average, so the velocity is the buffer divided by 1 - momentum. Its record does not restore
-the buffer bit for bit, so the supplement holds the complete state.
+An optimizer of another class has the form of its attribute ``burn_form``.
+
+Burn's velocity of Muon is a sum of gradients (its default, without dampening), and PyTorch's buffer is their
+moving average, so the velocity is the buffer divided by 1 - momentum. Its record does not restore the buffer
+bit for bit, so the supplement holds the complete state.
 """
 
 from collections import defaultdict
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Map, RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.tensors import DTYPE_NAMES, join_slots, lazy_tensor, to_raw, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
@@ -25,6 +27,11 @@ from stages.records.torch_modules.skeleton import Slot, slots
 STEP = "step"
 AVERAGE = "avg"
 """The divisor of the gradient in Burn's RMSProp, which PyTorch computes at each step instead."""
+BUFFER = "momentum_buffer"
+VELOCITY = "velocity"
+"""The velocity of Burn's Muon, from PyTorch's `BUFFER`."""
+DERIVED = {AVERAGE: ("square_avg", "grad_avg"), VELOCITY: (BUFFER,)}
+"""Values that PyTorch lacks, with its entries from which they are computed; the first is required."""
 ADAM = {
     "momentum": {
         "time": STEP,
@@ -39,6 +46,7 @@ RMS_PROP = {
     "centered": {"grad_avg": Some("grad_avg"), "avg": AVERAGE},
     "momentum": Some({"buf": "momentum_buffer"}),
 }
+MUON = {"momentum": {"velocity": VELOCITY}}
 ADA_GRAD = {"lr_decay": {"time": STEP, "sum": "sum"}}
 FORMS: tuple[tuple[type[torch.optim.Optimizer], Tree], ...] = (
     (torch.optim.Adam, ADAM),
@@ -52,9 +60,22 @@ EXACT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def form_of(optimizer: torch.optim.Optimizer) -> Tree:
-    """Return Burn's form of *optimizer*'s state; None if Burn has no such optimizer."""
-    plain = type(optimizer).state_dict is torch.optim.Optimizer.state_dict
-    return next((form for kind, form in FORMS if plain and isinstance(optimizer, kind)), None)
+    """Return Burn's form of *optimizer*'s state; None if Burn has no such optimizer, and for Muon."""
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        return None
+    forms = (form for kind, form in FORMS if isinstance(optimizer, kind))
+    return getattr(optimizer, "burn_form", None) or next(forms, None)
+
+
+def form_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Tree:
+    """Return Burn's form of the state of the parameters in *group*; None if Burn has no such optimizer.
+
+    The groups of a Muon that are not its own are those of AdamW.
+    """
+    form = form_of(optimizer)
+    if form is not None or not any(map(is_muon, optimizer.param_groups)):
+        return form
+    return MUON if is_muon(group) else ADAM
 
 
 def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]:
@@ -77,29 +98,37 @@ def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]
 
 
 def record_state(
-    form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot, *, steps: int | None
-) -> Tree:
-    """Return Burn's record of the part of *parameter*'s *state* at *slot*, after *steps* from `count_steps`.
+    form: Tree,
+    state: Mapping[str, Any],
+    member: tuple[Mapping[str, Any], Tensor],
+    slot: Slot,
+    *,
+    steps: int | None,
+) -> Variant | None:
+    """Return Burn's record of the part of a *state* at *slot*, after *steps* from `count_steps`.
 
-    None if Burn needs more than it has.
+    *member* is the parameter after the options of its group. None if Burn needs more than *state* has.
     """
+    group, parameter = member
     entries = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
-    shape = view_slot(slot, parameter).shape
+    shape = tuple(view_slot(slot, parameter).shape)
 
     def leaf(key: str) -> Tree:
         if key == STEP:
             return steps
-        if key == AVERAGE:
-            used = tuple(entries[name] for name in ("square_avg", "grad_avg") if name in entries)
-            return lazy_tensor(lambda *moments: view_slot(slot, _average(*moments)), used, tuple(shape))
-        return to_raw(view_slot(slot, entries[key]))
+        if key not in DERIVED:
+            return to_raw(view_slot(slot, entries[key]))
+        sources = tuple(entries[name] for name in DERIVED[key] if name in entries)
+        scale = 1 - group.get("momentum", 0)
+        compute = _average if key == AVERAGE else partial(_velocity, scale)
+        return lazy_tensor(lambda *tensors: view_slot(slot, compute(*tensors)), sources, shape)
 
     names = {*entries} if steps is None else {*entries, STEP}
-    names |= {AVERAGE} if "square_avg" in entries else set()
+    names |= {key for key, sources in DERIVED.items() if sources[0] in entries}
     record = _build_record(form, leaf, names)
-    if record is None or not any(key in entries for key in keys(form)):
+    if record is None or not _leaves(form) & names:
         return None
-    return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), record))
+    return Variant(f"Rank{len(shape)}", len(shape), record)
 
 
 def exact_entries(
@@ -146,9 +175,13 @@ def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, so
 
 def keys(form: Tree) -> set[str]:
     """Return the names of PyTorch's entries in *form*."""
+    return _leaves(form) - DERIVED.keys()
+
+
+def _leaves(form: Tree) -> set[str]:
     if isinstance(form, dict):
-        return {key for inner in form.values() for key in keys(inner)}
-    return keys(form.value) if isinstance(form, Some) else {form} - {AVERAGE}
+        return {key for inner in form.values() for key in _leaves(inner)}
+    return _leaves(form.value) if isinstance(form, Some) else {form}
 
 
 def _build_record(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> Tree:
@@ -208,6 +241,10 @@ def _is_like(entry: Any, parameter: Tensor) -> bool:
 
 def _average(square: Tensor, mean: Tensor | None = None) -> Tensor:
     return square if mean is None else square - mean * mean
+
+
+def _velocity(scale: float, buffer: Tensor) -> Tensor:
+    return buffer / scale
 
 
 def _describe(node: Tree) -> str:
@@ -284,48 +321,6 @@ def assign(optimizer: torch.optim.Optimizer, groups: list[Options], states: list
             optimizer.state[parameter] = state
 
 
-BUFFER = "momentum_buffer"
-MUON = {"momentum": {"velocity": BUFFER}}
-"""Burn's ``MuonState``, with PyTorch's entry for a velocity, which is scaled."""
-
-
 def is_muon(group: Mapping[str, Any]) -> bool:
     """Return whether *group* holds the options of a Muon."""
     return "ns_coefficients" in group and "momentum" in group
-
-
-def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> Tree:
-    """Return Burn's record of the matrices that Muon trains; None if *optimizer* has no group for Muon.
-
-    Burn's Muon trains matrices only, so the parameters that AdamW trains have no entry.
-    """
-    if not any(is_muon(group) for group in optimizer.param_groups):
-        return None
-    places = slots_by_parameter(module, skeleton)
-    record = Map()
-    for group, parameter in members(optimizer):
-        buffer = optimizer.state.get(parameter, {}).get(BUFFER)
-        if not is_muon(group) or buffer is None:
-            continue
-        for slot in places.get(id(parameter), ()):
-            scaled = partial(_velocity, slot, 1 - group["momentum"])
-            velocity = lazy_tensor(scaled, (buffer,), tuple(view_slot(slot, parameter).shape))
-            state = {"momentum": {"velocity": velocity}}
-            record[slot.id] = Variant("V1", 0, Variant("Rank2", 2, state))
-    return record
-
-
-def read_muon(
-    group: Mapping[str, Any], parameter: Tensor, nodes: list[tuple[Slot, Tree]], source: str
-) -> dict[str, Any]:
-    """Return PyTorch's state of *parameter* from Burn's states *nodes* of its slots.
-
-    Raises:
-        RecordError: If a state has another structure or shape. The message starts with *source*.
-    """
-    buffer = read_state(MUON, nodes, parameter, source)[BUFFER]
-    return {BUFFER: buffer.mul_(1 - group["momentum"])}
-
-
-def _velocity(slot: Slot, scale: float, buffer: Tensor) -> Tensor:
-    return view_slot(slot, buffer) / scale

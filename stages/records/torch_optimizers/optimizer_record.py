@@ -8,18 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Map, Tree, map_leaves
+from stages.records.record_tree import Map, ParameterState, Tree, map_leaves
 from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_optimizers.burn_state import (
     assign,
     count_steps,
     exact_entries,
     form_of,
+    form_of_group,
+    is_muon,
     members,
-    muon_record,
     options_of,
-    parameters_of,
     read_state,
     record_state,
     slots_by_parameter,
@@ -36,7 +38,7 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
     """Return Burn's record of *optimizer*: a map from the ids of *module*'s parameters to their states.
 
     L-BFGS has a single state for all parameters. Parameters without state have no entry; a tied parameter has
-    one for each of its slots.
+    one for each of its slots. Of a Muon, only files of Burn 0.22 have the entries that AdamW trains.
 
     Args:
         optimizer: The optimizer to record.
@@ -46,19 +48,23 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
     Returns:
         The record; None if Burn has no such optimizer.
     """
-    form = form_of(optimizer)
-    if form is None and isinstance(optimizer, torch.optim.LBFGS):
+    if isinstance(optimizer, torch.optim.LBFGS):
         return lbfgs_record(optimizer, module, skeleton)
-    if form is None:
-        return muon_record(optimizer, module, skeleton)
-    places, steps = slots_by_parameter(module, skeleton), count_steps(optimizer.state)
+    tree = skeleton_of(module) if skeleton is None else skeleton
+    places, steps = slots_by_parameter(module, tree), count_steps(optimizer.state)
+    paths = {slot.id: path for path, slot in slots(tree)}
+    has_muon = any(map(is_muon, optimizer.param_groups))
     record = Map()
-    for parameter in parameters_of(optimizer):
+    for group, parameter in members(optimizer):
+        form = form_of_group(optimizer, group)
+        if form is None:
+            return None
         for slot in places.get(id(parameter), ()):
-            entries = optimizer.state.get(parameter, {})
-            state = record_state(form, entries, parameter, slot, steps=steps.get(parameter))
+            entries, count = optimizer.state.get(parameter, {}), steps.get(parameter)
+            state = record_state(form, entries, (group, parameter), slot, steps=count)
             if state is not None:
-                record[slot.id] = state
+                is_of_group = has_muon and not is_muon(group)
+                record[slot.id] = ParameterState("V1", 0, state, paths[slot.id], is_of_group)
     return record
 
 
@@ -80,8 +86,11 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
     for index, (group, parameter) in enumerate(members(optimizer)):
         entries = optimizer.state.get(parameter, {})
         names: set[str] = set()
-        slots, count = places.get(id(parameter), ()), steps.get(parameter)
-        if slots and record_state(form, entries, parameter, slots[0], steps=count) is not None:
+        places_of, count = places.get(id(parameter), ()), steps.get(parameter)
+        if (
+            places_of
+            and record_state(form, entries, (group, parameter), places_of[0], steps=count) is not None
+        ):
             step = None if count is None else step_kind(group, parameter)
             names = exact_entries(form, entries, parameter, step=step)
         exact_names[str(index)] = sorted(names)

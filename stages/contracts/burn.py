@@ -1,0 +1,36 @@
+"""The state of a schedule in Burn, which schedules return and records store."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NumberField:
+    """The number that Burn saves of a schedule."""
+
+    name: str
+    """Its name since 0.22."""
+    is_signed: bool = False
+    """True for an integer with a sign."""
+    is_float_since_022: bool = False
+    """True for an integer that 0.22 saves as a float."""
+
+
+FIELDS = {
+    "Linear": NumberField("remaining_iters"),
+    "Cosine": NumberField("current_iter"),
+    "Exponential": NumberField("previous_lr"),
+    "Noam": NumberField("step", is_float_since_022=True),
+    "Step": NumberField("iter_idx", is_signed=True),
+    "Sequential": NumberField("step"),
+}
+"""The fields of Burn's schedules, in the order of the enum that has the parts of a composed one in 0.21."""
+
+
+@dataclass(frozen=True)
+class ScheduleState:
+    """The state of a schedule: a number, or the states of the parts of a composed one, or both."""
+
+    kind: str
+    """A key of `FIELDS`, or ``Constant`` or ``Composed``, which have no number."""
+    number: int | float | None = None
+    parts: tuple["ScheduleState", ...] = ()
