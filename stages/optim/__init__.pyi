@@ -4,13 +4,16 @@ from .clipping import clip as clip
 from .config import AdaGrad as AdaGrad
 from .config import Adam as Adam
 from .config import AdamW as AdamW
+from .config import Adan as Adan
 from .config import Averaging as Averaging
 from .config import ClipByGlobalNorm as ClipByGlobalNorm
 from .config import ClipByNorm as ClipByNorm
 from .config import ClipByValue as ClipByValue
 from .config import Clipping as Clipping
 from .config import Ema as Ema
+from .config import Lamb as Lamb
 from .config import Lbfgs as Lbfgs
+from .config import Lion as Lion
 from .config import Muon as Muon
 from .config import NonFinite as NonFinite
 from .config import OptimizerConfig as OptimizerConfig

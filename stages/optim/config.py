@@ -23,7 +23,7 @@ from stages.contracts.fields import Count, Decay, Flag, NonNegative, Patterns, P
 from stages.contracts.plugins import name_validator
 from stages.contracts.validation import describe_errors
 
-OUR_KINDS = ("adam", "adamw", "sgd", "rmsprop", "adagrad", "muon", "lbfgs")
+OUR_KINDS = ("adam", "adamw", "sgd", "rmsprop", "adagrad", "adan", "lion", "lamb", "muon", "lbfgs")
 """The optimizers with Burn's formulas and defaults."""
 BUILT_IN = {
     **dict.fromkeys(OUR_KINDS, "stages.optim.optimizers:build_optimizer"),
@@ -125,6 +125,8 @@ class AdamW(Optimizer):
     amsgrad: Flag = False
     """Divide by the largest second moment so far. Reddi et al., 2018."""
     weight_decay: NonNegative = 1e-4
+    cautious_weight_decay: Flag = False
+    """Decay the elements only whose sign is that of the mean gradient. Chen et al., 2025."""
 
 
 class Sgd(Optimizer):
@@ -137,15 +139,15 @@ class Sgd(Optimizer):
     dampening: Decay = 0.1
     """Fraction of each gradient after the first that is not added to the velocity. Needs momentum."""
     nesterov: Flag = False
-    """Use Nesterov momentum. Requires momentum and ``dampening: 0``."""
+    """Use Nesterov momentum. Requires momentum."""
     weight_decay: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _check_nesterov(self) -> "Sgd":
-        if self.nesterov and (not self.momentum or self.dampening):
+        if self.nesterov and not self.momentum:
             raise ValueError(
-                f"nesterov with momentum {self.momentum} and dampening {self.dampening}: torch requires "
-                "a momentum above 0 and no dampening. Set, for example, momentum: 0.9 and dampening: 0"
+                f"nesterov with momentum {self.momentum} requires a momentum above 0. Set, for example, "
+                "momentum: 0.9"
             )
         return self
 
@@ -181,6 +183,45 @@ class AdaGrad(Optimizer):
     weight_decay: NonNegative = 0.0
 
 
+class Adan(Optimizer):
+    """Adan, with a momentum of the difference of gradients. Xie et al., 2022."""
+
+    kind: Literal["adan"] = "adan"
+    learning_rate: Positive = 1e-3
+    beta_1: Decay = 0.98
+    beta_2: Decay = 0.92
+    beta_3: Decay = 0.99
+    epsilon: Positive = 1e-8
+    no_prox: Flag = False
+    """Decay the weights before the update instead of after it."""
+    weight_decay: NonNegative = 0.0
+
+
+class Lion(Optimizer):
+    """Lion, whose update is the sign of a momentum; ``weight_decay`` is decoupled. Chen et al., 2023."""
+
+    kind: Literal["lion"] = "lion"
+    learning_rate: Positive = 1e-4
+    beta_1: Decay = 0.9
+    """Fraction of the momentum in the update."""
+    beta_2: Decay = 0.99
+    """Fraction of the momentum that is kept."""
+    weight_decay: NonNegative = 0.0
+
+
+class Lamb(Optimizer):
+    """LAMB: Adam whose update has the norm of its parameter. You et al., 2019."""
+
+    kind: Literal["lamb"] = "lamb"
+    learning_rate: Positive = 1e-3
+    beta_1: Decay = 0.9
+    beta_2: Decay = 0.999
+    epsilon: Positive = 1e-6
+    use_trust_ratio: Flag = True
+    """Scale the update to the norm of its parameter."""
+    weight_decay: NonNegative = 0.0
+
+
 class Muon(Optimizer):
     """Orthogonal updates for matrices; `AdamW` for parameters of any other rank. Jordan et al., 2024.
 
@@ -196,7 +237,7 @@ class Muon(Optimizer):
     epsilon: Positive = 1e-7
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
     """Factor of the learning rate for a matrix of shape (A, B): √max(1, A/B), or 0.2 √max(A, B), for which
-    learning rates and weight decays of AdamW are suitable."""
+    learning rates and weight decays of AdamW are suitable. As in Burn, a linear layer is (in, out)."""
     weight_decay: NonNegative = 0.0
     others: AdamW = AdamW()
     """Optimizer of all other parameters; its rate keeps its ratio to ``learning_rate``."""
@@ -257,6 +298,9 @@ OptimizerConfig = Annotated[
     | Annotated[Sgd, Tag("sgd")]
     | Annotated[RmsProp, Tag("rmsprop")]
     | Annotated[AdaGrad, Tag("adagrad")]
+    | Annotated[Adan, Tag("adan")]
+    | Annotated[Lion, Tag("lion")]
+    | Annotated[Lamb, Tag("lamb")]
     | Annotated[Muon, Tag("muon")]
     | Annotated[Lbfgs, Tag("lbfgs")]
     | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN)), Tag("use")],

@@ -8,13 +8,18 @@ from torch import Tensor
 
 from stages.contracts import plugins
 from stages.contracts.errors import PluginError
+from stages.optim import burn_optimizers
+from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn
 from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
 from stages.optim.config import (
     BUILT_IN,
     AdaGrad,
     Adam,
     AdamW,
+    Adan,
+    Lamb,
     Lbfgs,
+    Lion,
     Muon,
     OptimizerConfig,
     OptimizerUse,
@@ -32,6 +37,13 @@ NAMES_IN_TORCH = {
     "line_search": "line_search_fn",
 }
 """The options that torch calls by another name."""
+CAUTIOUS = "cautious_weight_decay"
+FURTHER: Mapping[str, type[burn_optimizers.PerParameterOptimizer]] = {
+    "adan": burn_optimizers.Adan,
+    "lion": burn_optimizers.Lion,
+    "lamb": burn_optimizers.Lamb,
+}
+"""The optimizers that torch lacks."""
 
 
 Part = tuple[OptimizerConfig, list[Tensor]]
@@ -74,17 +86,23 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
     groups = _groups(parts)
     match config:
         case Adam() | AdamW():
+            fused = _can_be_fused(parameters)
+            if any(getattr(part, CAUTIOUS, False) for part, _ in parts):
+                groups = [{"params": members, CAUTIOUS: 0.0, **_options(part)} for part, members in parts]
+                return CautiousAdamW(groups, lr=config.learning_rate, fused=fused)
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
-            return kind(groups, **_options(config), fused=_can_be_fused(parameters))
+            return kind(groups, **_options(config), fused=fused)
         case Sgd():
             # torch cannot fuse shards
             is_sharded = any(hasattr(parameter, "device_mesh") for parameter in parameters)
             fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
-            return torch.optim.SGD(groups, **_options(config), fused=fused)
+            return _build_sgd(groups, fused=fused, **_options(config))
         case RmsProp():
             return torch.optim.RMSprop(groups, **_options(config))
         case AdaGrad():
             return torch.optim.Adagrad(groups, **_options(config))
+        case Adan() | Lion() | Lamb():
+            return FURTHER[config.kind](groups, **_options(config))
         case Muon():
             return MuonWithAdamW(_build_muon(parts))
         case Lbfgs():
@@ -100,12 +118,24 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
         rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
         return rate | config.arguments
     named = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
-    if isinstance(config, Adam | AdamW):
-        named["betas"] = (named.pop("beta_1"), named.pop("beta_2"))
+    betas = tuple(named.pop(name) for name in ("beta_1", "beta_2", "beta_3") if name in named)
+    if betas:
+        named["betas"] = betas
+    if named.pop(CAUTIOUS, False):
+        named[CAUTIOUS], named["weight_decay"] = named["weight_decay"], 0.0
     if isinstance(config, Sgd):
         named["momentum"] = config.momentum or 0.0
         named["dampening"] = config.dampening if config.momentum else 0.0
     return named
+
+
+def _build_sgd(groups: Any, *, dampening: float, fused: bool, **options: Any) -> torch.optim.SGD:
+    """Return SGD. Its constructor refuses nesterov with dampening, which its step supports."""
+    dampened = [group.pop("dampening") for group in groups if isinstance(group, dict)]
+    optimizer = torch.optim.SGD(groups, fused=fused, **options)
+    for group, own in zip(optimizer.param_groups, dampened or [dampening], strict=True):
+        group["dampening"] = own
+    return optimizer
 
 
 def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
@@ -123,7 +153,7 @@ def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
     built: list[torch.optim.Optimizer] = []
     if any(members for _, members in matrices):
         config, of_matrices = matrices[0][0], _without_empty(matrices)
-        built.append(torch.optim.Muon(_groups(of_matrices), **_options(config)))
+        built.append(MuonOfBurn(_groups(of_matrices), **_options(config)))
     if any(members for _, members in others):
         built.append(_build(_without_empty(others)))
     return built
@@ -158,6 +188,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = [(part, len(part.param_groups)) for part in parts]
         super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def use_burn_axes(self, transposed: Sequence[Tensor]) -> None:
+        """Compute the factor of the learning rate from Burn's axes, which the matrices *transposed* lack."""
+        for part, _ in self._parts:
+            if isinstance(part, MuonOfBurn):
+                part.transposed = transposed
 
     def step(self, closure: Any = None) -> Any:
         """Step both optimizers, with the current groups and state of this one."""

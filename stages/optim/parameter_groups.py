@@ -20,7 +20,7 @@ from stages.optim.config import (
     check_groups,
     with_options,
 )
-from stages.optim.optimizers import build_from_parts, build_optimizer
+from stages.optim.optimizers import MuonWithAdamW, build_from_parts, build_optimizer
 
 MAX_LISTED_NAMES = 8
 NORM = r"Norm(\dd)?$"
@@ -66,13 +66,20 @@ def build_model_optimizer(
     for an option that the optimizer lacks.
     """
     if not isinstance(config, GroupedOptimizer):
-        return build_optimizer(config, model.parameters())
+        return _use_burn_axes(build_optimizer(config, model.parameters()), model)
     check_groups(config.config, config.groups)
     frozen = freeze_parameters(model, config.freeze)
     trained = [
         parameter for parameter in _index_parameters(model).values() if id(parameter.tensor) not in frozen
     ]
-    return build_from_parts(_split(config, trained, model))
+    return _use_burn_axes(build_from_parts(_split(config, trained, model)), model)
+
+
+def _use_burn_axes(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """Return *optimizer*; if it is a Muon, it reads the weights of linear layers with Burn's axes."""
+    if isinstance(optimizer, MuonWithAdamW):
+        optimizer.use_burn_axes([layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)])
+    return optimizer
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> set[int]:

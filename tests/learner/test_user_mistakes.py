@@ -21,7 +21,7 @@ from stages.data import DataLoaderBuilder, NormalizeBatcher
 from stages.learner import EvaluatorBuilder, LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep, RegressionStep, backward
-from stages.optim import AdaGrad, Adam, AdamW, Lbfgs, Muon, RmsProp, Sgd
+from stages.optim import AdaGrad, Adam, AdamW, Lbfgs, Lion, Muon, RmsProp, Sgd
 from stages.renderers import NoRenderer
 
 PLACE = r" \(.*test_user_mistakes\.py, line \d+\)"
@@ -264,6 +264,7 @@ REFUSED = {
     "adamw": AdamW(kind="adamw"),
     "sgd": Sgd(kind="sgd"),
     "rmsprop": RmsProp(kind="rmsprop"),
+    "lion": Lion(kind="lion"),
     "muon": Muon(kind="muon"),
     "adagrad with decay": AdaGrad(kind="adagrad", weight_decay=0.1),
     "torch adam": torch.optim.Adam,

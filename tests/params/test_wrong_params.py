@@ -110,6 +110,8 @@ WRONG_VALUES = {
 }
 OPTIMIZER = {"learning_rate": "positive", "clipping": "section or null"}
 ADAM = {"beta_1": "decay", "beta_2": "decay", "epsilon": "positive", "amsgrad": "flag"}
+BETAS = {"beta_1": "decay", "beta_2": "decay"}
+CAUTIOUS = "cautious_weight_decay"
 RULE = {"initial": "positive or null", "per": "choice", "warmup": "span or null"}
 RECORDER = {"precision": "choice or null", "compression": "0 or 1"}
 SHARES = {"epsilon": "positive", "weight_decay": "non-negative"}
@@ -240,7 +242,7 @@ PARAMS = [
     ("build_learner.model", {"kind": "mlp"}, {"hidden_sizes": "counts", "dropout": "decay"}),
     ("build_learner.model", {"kind": "mlp_regressor"}, {"hidden_sizes": "counts", "dropout": "decay"}),
     ("build_learner.optimizer", {"kind": "adam"}, OPTIMIZER | ADAM | SHARES),
-    ("build_learner.optimizer", {"kind": "adamw"}, OPTIMIZER | ADAM | SHARES),
+    ("build_learner.optimizer", {"kind": "adamw"}, OPTIMIZER | ADAM | SHARES | {CAUTIOUS: "flag"}),
     (
         "build_learner.optimizer",
         {"kind": "sgd"},
@@ -262,7 +264,14 @@ PARAMS = [
         | {"momentum": "decay", "nesterov": "flag", "ns_steps": "iterations"}
         | {"adjust_lr": "choice", "others": "section"},
     ),
-    ("build_learner.optimizer.others", {"kind": "adamw"}, ADAM),
+    (
+        "build_learner.optimizer",
+        {"kind": "adan"},
+        OPTIMIZER | SHARES | BETAS | {"beta_3": "decay", "no_prox": "flag"},
+    ),
+    ("build_learner.optimizer", {"kind": "lion"}, OPTIMIZER | BETAS | {"weight_decay": "non-negative"}),
+    ("build_learner.optimizer", {"kind": "lamb"}, OPTIMIZER | SHARES | BETAS | {"use_trust_ratio": "flag"}),
+    ("build_learner.optimizer.others", {"kind": "adamw"}, ADAM | {CAUTIOUS: "flag"}),
     (
         "build_learner.optimizer",
         {"kind": "lbfgs"},

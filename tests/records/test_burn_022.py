@@ -1,5 +1,6 @@
 """Records of optimizers and schedules of Burn 0.22, which writes them as burnpack."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ from stages.contracts.errors import RecordError
 from stages.optim import (
     AdaGrad,
     Adam,
+    AdamW,
+    Adan,
     Composed,
     Constant,
     Cosine,
+    Lamb,
     Lbfgs,
     Linear,
+    Lion,
     Muon,
     Noam,
     RmsProp,
@@ -38,6 +43,7 @@ from stages.records.dotted_names import decode_param_id, derive_param_id, flatte
 from stages.records.record_tree import RawTensor, Signed
 
 FILES = Path(__file__).parents[3] / "shared/burn-0.22"
+CHECK = FILES / "check.py"
 needs_files = pytest.mark.skipif(not FILES.exists(), reason="needs the files that Burn wrote, in ../shared")
 KINDS = {Signed: "Int", int: "UInt", float: "Float"}
 
@@ -98,6 +104,19 @@ OPTIMIZERS = {
         entries("square_avg.square_avg", "centered.avg", "centered.grad_avg", "momentum.buf"),
     ),
     "adagrad": (AdaGrad(), entries("lr_decay.sum", time="lr_decay.time")),
+    "adamw": (
+        AdamW(cautious_weight_decay=True),
+        entries("momentum.moment_1", "momentum.moment_2", time="momentum.time"),
+    ),
+    "adan": (
+        Adan(),
+        entries(
+            *(f"momentum.{name}" for name in ("exp_avg", "exp_avg_sq", "exp_avg_diff", "neg_pre_grad")),
+            time="momentum.time",
+        ),
+    ),
+    "lion": (Lion(), RANKS | {"fc.weight.momentum": WEIGHT, "fc.bias.momentum": BIAS}),
+    "lamb": (Lamb(), entries("moment_1", "moment_2", time="time")),
     "muon": (
         Muon(),
         RANKS
@@ -181,6 +200,23 @@ def test_list_without_its_entries_is_refused(tmp_path):
 
     with pytest.raises(RecordError, match=r"optim\.bpk, history_s has the entries len"):
         read_item(path)
+
+
+def check():
+    spec = importlib.util.spec_from_file_location("check", CHECK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_files
+@pytest.mark.parametrize("kind", ["optimizer"])
+def test_files_of_burn_continue_to_its_numbers_and_ours_have_their_layout(kind):
+    module = check()
+
+    for folder in sorted((FILES / f"{kind}s").iterdir()):
+        is_equal, text = getattr(module, f"check_{kind}")(folder)
+        assert is_equal, f"{folder.name}: {text}"
 
 
 @needs_files
