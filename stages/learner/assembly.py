@@ -46,7 +46,11 @@ from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
 from stages.learner.resume.burn_checkpoints import read_burn_checkpoint
-from stages.learner.resume.checkpointing import CheckpointManager, find_newest_checkpoint
+from stages.learner.resume.checkpointing import (
+    CheckpointManager,
+    find_newest_checkpoint,
+    verify_epoch_logs,
+)
 from stages.learner.resume.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
 from stages.learner.resume.training_state import check_training_state
 from stages.learner.run_state import RunState
@@ -335,7 +339,9 @@ def _read_checkpoint(components: Components) -> Checkpoint | None:
     if epoch in of_burn:
         return read_burn_checkpoint(components.state.model, checkpoints.epochs, epoch, options)
     log.info("Restoring checkpoint %d from %s", epoch, checkpoints.epochs.directory)
-    return checkpoints.epochs.restore(epoch)
+    checkpoint = checkpoints.epochs.restore(epoch)
+    verify_epoch_logs(options.directory, checkpoint)
+    return checkpoint
 
 
 def _share_start(components: Components, checkpoint: Checkpoint | None) -> Checkpoint | None:

@@ -33,6 +33,8 @@ from stages.optim import DeviceGuard, Guard, Window
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import Tree
 from stages.runs import Checkpoint
+from stages.runs.manifest import LogLedger
+from stages.system.files import sync_trees
 
 INTEGERS = (torch.int32, torch.int64)
 
@@ -192,7 +194,12 @@ class RunState:
             trainer["scaler"] = self.precision.scaler.state_dict()
         if streams := self.streams.state_dict():
             trainer["streams"] = streams
-        return self.model.checkpoint(trainer if position is None else trainer | {"place": position.to_tree()})
+        if position is not None:
+            trainer["place"] = position.to_tree()
+        elif self._identity is None and (logs := LogLedger(self._directory).describe(self.epoch)):
+            sync_trees(self._directory / name for name in logs)
+            trainer["logs"] = logs  # of a run in a store, its ledger has them
+        return self.model.checkpoint(trainer)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""

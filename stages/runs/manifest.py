@@ -122,12 +122,16 @@ class LogLedger:
         folders = [self._store_path / split / f"epoch-{epoch}" for split in Split]
         return sorted(path for folder in folders for path in folder.glob("*"))
 
+    def describe(self, epoch: int) -> Manifest:
+        """Return the manifest of the current logs of *epoch*."""
+        paths = self._logs(epoch)
+        return {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}
+
     def add(self, epoch: int) -> None:
         """Add the current logs of *epoch*; they replace an earlier entry."""
         try:
-            paths = self._logs(epoch)
-            files = {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}
-            line = json.dumps(add_checksum({"epoch": epoch, "files": files}), sort_keys=True)
+            content = {"epoch": epoch, "files": self.describe(epoch)}
+            line = json.dumps(add_checksum(content), sort_keys=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"\n{line}\n")  # the line before may be incomplete after a kill
         except OSError as error:

@@ -305,6 +305,31 @@ def test_corrupt_step_is_skipped_for_the_previous_epoch(broken, tmp_path, uninte
     assert read_run_files(tmp_path) == uninterrupted
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("1,8\n")])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_epoch_whose_logs_changed_is_skipped_for_the_previous_one(
+    split, damage, tmp_path, uninterrupted, caplog
+):
+    run(tmp_path, stop_after=2 * (TRAIN_BATCHES + VALID_BATCHES))
+    damage(tmp_path / split / "epoch-2/Loss.log")
+
+    learner = run(tmp_path)
+
+    assert learner.resumed == "after epoch 1"
+    assert f"{split}/epoch-2/Loss.log" in caplog.text
+    assert read_run_files(tmp_path) == uninterrupted
+
+
+def test_epoch_whose_logs_changed_cannot_be_chosen(tmp_path):
+    run(tmp_path, stop_after=2 * (TRAIN_BATCHES + VALID_BATCHES))
+    (tmp_path / "valid/epoch-2/Loss.log").unlink()
+
+    with pytest.raises(
+        CheckpointError, match=r"valid/epoch-2/Loss.log, a log .*, is missing. .* earlier checkpoint"
+    ):
+        run(tmp_path, change=lambda builder: builder.checkpoint(2))
+
+
 class FullDisk(NamedMpkGzFileRecorder):
     """Fails for the checkpoint of *epoch*."""
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Protocol
 
 from stages.contracts.errors import CheckpointError
@@ -24,6 +25,7 @@ from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
 from stages.runs import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
+from stages.runs.manifest import find_damage
 
 MAX_COPIED_BYTES = 16 << 20
 """Bytes of a state on a CPU up to which training continues while a copy of it is written."""
@@ -299,9 +301,9 @@ def find_newest_checkpoint(
 ) -> Checkpoint | None:
     """Return the newest intact checkpoint up to *last_epoch*; None if there are no checkpoints.
 
-    A corrupt checkpoint is skipped with a warning, also one within an epoch if *verify_logs* raises for its
-    logs. Raises `CheckpointError` if there are checkpoints but none is intact, and for a checkpoint of a run
-    other than *identity*.
+    A corrupt checkpoint is skipped with a warning, also one whose logs changed; those of one within an epoch
+    are verified by *verify_logs*. Raises `CheckpointError` if there are checkpoints but none is intact, and
+    for a checkpoint of a run other than *identity*.
     """
     candidates, broken = _read_steps(steps, verify_logs)
     candidates += [
@@ -314,6 +316,7 @@ def find_newest_checkpoint(
             continue
         try:
             checkpoint = candidate.read()
+            verify_epoch_logs(epochs.directory.parent, checkpoint)
         except CheckpointError as error:
             log.warning("Passing over the checkpoint of %s: %s", candidate.name, error)
             broken.append(str(error))
@@ -327,6 +330,15 @@ def find_newest_checkpoint(
             + f"\nTo start over, remove {epochs.directory.parent}"
         )
     return None
+
+
+def verify_epoch_logs(directory: Path, checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` if logs in *directory* of the epoch of *checkpoint* are missing or changed."""
+    for name, problem in find_damage(directory, checkpoint.trainer.get("logs", {})).items():
+        raise CheckpointError(
+            f"{directory / name}, a log of the checkpoint's epoch, {problem}. Restore it, or resume from an "
+            "earlier checkpoint"
+        )
 
 
 def _read_steps(

@@ -47,7 +47,7 @@ SCHEDULED_OPTIONS = {"lr", "initial_lr"}
 """Optimizer options that the schedule sets in each step, so that restored values have no effect."""
 STATE_OPTIONS = ("amsgrad", "centered", "momentum")
 """Optimizer options that add state for each parameter."""
-NEW_ENTRIES = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files"}
+NEW_ENTRIES = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files", "logs"}
 """Entries of a trainer record that are made from the new learner and not copied."""
 MAX_LISTED_NAMES = 10
 SELECT_ADVICE = ", or prefix, rename, only, skip or strict: false in build_learner.checkpoint"
