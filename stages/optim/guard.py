@@ -58,14 +58,19 @@ class Guard:
         Raises `NonFiniteError`, which names the tensors, if it is not and the rule is to stop, or if too
         many consecutive batches were skipped.
         """
-        self.absorb_overflow()
+        if self._scaler is not None:
+            self.absorb_overflow()
         if not weight:
             return True
-        problems = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
-        self.skipped = self.skipped + 1 if problems else 0
-        if problems:
-            self._skip(f"epoch {epoch}, batch {iteration}: {format_found(problems)}", "batch", self.skipped)
-        return not problems
+        gradients = () if self.overflowed else step.gradients
+        if _all_finite(step.item.loss, gradients) or not (
+            problems := list(self._find(step.item.loss, gradients))
+        ):
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        self._skip(f"epoch {epoch}, batch {iteration}: {format_found(problems)}", "batch", self.skipped)
+        return False
 
     def absorb_overflow(self) -> None:
         """Set `overflowed`, and update the scale of the loss; call it once for a batch without samples."""
@@ -144,13 +149,17 @@ def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
     NaN and infinity propagate through sums and norms, so one number per tensor is enough.
     """
     present = [gradient for gradient in gradients if gradient is not None]
-    is_on_cpu = loss.is_cpu and (not present or present[0].is_cpu)
-    return _finite_sums(loss, present) if is_on_cpu else _finite_norms(loss, present)
+    if not loss.is_cpu or (present and not present[0].is_cpu):
+        return _finite_norms(loss, present)
+    return _finite_sums(loss, present)
 
 
 def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
     """Check one sum per gradient; reading a number is cheap on a CPU."""
-    return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients], loss.item()))
+    total = loss.item()
+    for gradient in gradients:
+        total += gradient.sum().item()
+    return cmath.isfinite(total)
 
 
 def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:

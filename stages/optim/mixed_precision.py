@@ -21,6 +21,9 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by the precision; in ``f32`` and ``tf32`` all tensors are float32."""
 
 
+ENGINE: Any = Variable._execution_engine  # noqa: SLF001  no public name
+
+
 def choose_backward(fast_path: FastPath) -> Callable[[Tensor], None]:
     """Return what adds the gradients of a loss, a tensor of one element, to ``.grad`` of its parameters.
 
@@ -38,9 +41,8 @@ def run_backward(loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         return
     gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
-    engine = Variable._execution_engine  # noqa: SLF001  no public name
     keep_graph = create_graph = False
-    engine.run_backward(
+    ENGINE.run_backward(
         (loss,), (gradient,), keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True
     )
 

@@ -74,6 +74,11 @@ class Stepper:
         if isinstance(self.optimizer, torch.optim.SGD):
             _check_dtypes(groups)
         self._state, self._groups, self._group_count = self.optimizer.state, groups, len(groups)
+        first = self._initial[0] or 1.0
+        self._ratios = [(group, 1.0) for group in groups[:1]]
+        self._ratios += [
+            (group, initial / first) for group, initial in zip(groups[1:], self._initial[1:], strict=True)
+        ]
         _match_layouts(self._state)
         self._lanes: list[Lane] | None = None
         if self._fast_path == "auto" and not _is_overridden(self.optimizer):
@@ -95,7 +100,10 @@ class Stepper:
         If *skip*, a scalar tensor, is 1, nothing is updated. If *learning_rate* is None, the groups keep the
         rates that a PyTorch scheduler has set. If all gradients are None, nothing changes.
         """
-        if all(gradient is None for gradient in gradients):
+        for gradient in gradients:
+            if gradient is not None:
+                break
+        else:
             return
         self._prepare(learning_rate)
         gradients = self._clip_and_match(gradients)
@@ -112,10 +120,9 @@ class Stepper:
                 self.optimizer.step()
             self._clear_gradients()
             return
-        with torch.no_grad():
-            for lane in self._lanes:
-                if lane.step(gradients, skip):
-                    self._entries = _entries_of(self._state)
+        for lane in self._lanes:
+            if lane.step(gradients, skip):
+                self._entries = _entries_of(self._state)
         # a scheduler of torch warns if the optimizer was not called
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -170,12 +177,11 @@ class Stepper:
             self._set_rates(learning_rate)
 
     def _set_rates(self, learning_rate: float) -> None:
-        for group, initial in zip(self._groups, self._initial, strict=True):
-            rate = learning_rate if self._group_count == 1 else learning_rate * (initial / self._initial[0])
+        for group, ratio in self._ratios:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(learning_rate * ratio)
             else:
-                group["lr"] = rate
+                group["lr"] = learning_rate * ratio
 
     def is_changed(self) -> bool:
         """Return whether the optimizer was changed since `refresh`; takes about a microsecond."""
@@ -198,12 +204,12 @@ class Stepper:
         """
         if self.clipping:
             gradients = clip(gradients, self.clipping)
-        return [
-            gradient
-            if gradient is None or gradient.is_sparse or gradient.stride() == parameter.stride()
-            else torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach())
-            for gradient, parameter in zip(gradients, self.parameters, strict=True)
-        ]
+        for number, (gradient, parameter) in enumerate(zip(gradients, self.parameters, strict=True)):
+            if gradient is None or gradient.is_sparse or gradient.stride() == parameter.stride():
+                continue
+            matched = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach())
+            gradients = [*gradients[:number], matched, *gradients[number + 1 :]]
+        return gradients
 
     def _set_gradients(self, gradients: Gradients) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
