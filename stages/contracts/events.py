@@ -129,6 +129,23 @@ class MetricLogger(Protocol):
 
 
 @runtime_checkable
+class BatchLogger(Protocol):
+    """The optional part of a `MetricLogger` that logs many batches at once."""
+
+    def log_batches(self, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:
+        """Log the value and the count of metric *name* on each of several batches."""
+
+
+def log_batches(logger: MetricLogger, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:
+    """Log the value and the count of each batch, with one call if *logger* is a `BatchLogger`."""
+    if isinstance(logger, BatchLogger):
+        logger.log_batches(epoch, name, values)
+        return
+    for value, count in values:
+        logger.log(epoch, name, value, count)
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """The optional part of a `MetricLogger` that prevents duplicate lines after a resume.
 

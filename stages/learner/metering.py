@@ -8,15 +8,23 @@ from functools import cached_property
 from typing import Any, cast
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
+from stages.contracts.events import (
+    MetricLogger,
+    Renderer,
+    Resumable,
+    Shown,
+    Step,
+    Verifiable,
+    log_batches,
+)
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
 from stages.distributed import ONE_RANK, RankGroup
 from stages.learner.steps.rank_values import add_rank_values, encode_value
-from stages.metrics import Mean, Metric, MetricOptions, MetricState, PassMetric, StepMetric
+from stages.metrics import Collector, Mean, Metric, MetricOptions, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import HostTransfer, transfer_to_host
 from stages.metrics.registry import BUILT_IN
-from stages.metrics.state import load_state
+from stages.metrics.state import add_states, load_state
 from stages.optim import Guard
 from stages.records import decode_state
 
@@ -76,6 +84,12 @@ class RegisteredMetric:
         """True for a `PassMetric`, which is read instead of measured on each batch."""
         return not (self.takes_step or hasattr(self.metric, "measure"))
 
+    def build_collector(self) -> Collector | None:
+        """Return a collector of the metric, if it has one."""
+        build = getattr(self.metric, "build_collector", None)
+        collector: Collector | None = None if build is None else build()
+        return collector
+
     @property
     def reads_output(self) -> bool:
         """True if the metric reads tensors of the output of a step."""
@@ -123,6 +137,7 @@ class Meter:
         self._epoch = epoch
         self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
+        self._collectors: dict[str, Collector] = {}
         self._guard = guard
         self._pending: list[Pending] = []
         self._in_transfer: PendingValues | None = None
@@ -165,18 +180,28 @@ class Meter:
         self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState]
     ) -> None:
         if not self._measures:
-            self._measures = [
-                _find_measure(metric, item) for metric in self._metrics if not metric.covers_pass
-            ]
+            metrics = [metric for metric in self._metrics if not metric.covers_pass]
+            self._measures = [_find_measure(metric, item) for metric in metrics]
+            collectors = {metric.name: metric.build_collector() for metric in metrics}
+            self._collectors = {name: found for name, found in collectors.items() if found is not None}
         pending = self._pending
         for name, measure, takes_step in self._measures:
+            measured: Any = None
             if name in known:
                 measured = known[name]
             elif takes_step:
                 measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
-            else:
+            elif name not in self._collectors or not self._collectors[name].add(item):
                 measured = measure(item)
             pending.append((name, iteration, measured))
+
+    def _read_collectors(self) -> None:
+        """Replace None in the pending values by what the collectors measure."""
+        values = {name: iter(collector.measure()) for name, collector in self._collectors.items()}
+        self._pending = [
+            (name, iteration, next(values[name]) if measured is None else measured)
+            for name, iteration, measured in self._pending
+        ]
 
     def describe_position(self) -> str:
         """Return the last batch whose values were read, 0 before the first in this process."""
@@ -216,7 +241,7 @@ class Meter:
     def _totals(self) -> dict[str, MetricState]:
         """Return the sum of every metric over the pass so far."""
         pending = self._unread()
-        totals = self._add(pending, transfer_to_host([measured for _, _, measured in pending]))
+        totals = self._add(_group(pending, transfer_to_host([measured for _, _, measured in pending])))
         for metric in self._pass_metrics:
             measured = metric.read()
             earlier = self._earlier.get(metric.name)
@@ -224,18 +249,19 @@ class Meter:
         return totals
 
     def _unread(self) -> list[Pending]:
+        self._read_collectors()
         return [*(self._in_transfer.values if self._in_transfer else ()), *self._pending]
 
-    def _add(self, pending: Iterable[Pending], hosted: Iterable[MetricState]) -> dict[str, MetricState]:
-        """Return the sums with *hosted*, the values of *pending* on the host, added in order."""
+    def _add(self, columns: Mapping[str, Sequence[tuple[int, MetricState]]]) -> dict[str, MetricState]:
+        """Return the sums with the values of *columns*, which are on the host, added in order."""
         sums = dict(self._sums)
-        for (name, _, _), value in zip(pending, hosted, strict=True):
+        for name, column in columns.items():
+            values = [value for _, value in column]
             if name in sums:
-                sums[name] = sums[name] + value
+                values.insert(0, sums[name])
             elif name in self._resumed:
-                sums[name] = load_state(self._resumed[name], value, name) + value
-            else:
-                sums[name] = value
+                values.insert(0, load_state(self._resumed[name], values[0], name))
+            sums[name] = add_states(values)
         return sums
 
     def flush(self) -> None:
@@ -251,6 +277,7 @@ class Meter:
     def _start_transfer(self) -> None:
         """Finish the previous transfer, and start that of the pending values."""
         self._finish_transfer()
+        self._read_collectors()
         pending, self._pending, self._batches = self._pending, [], 0
         flag = None if self._guard is None else self._guard.flag
         transfer = HostTransfer([measured for _, _, measured in pending], flag)
@@ -270,17 +297,22 @@ class Meter:
         if not self._group.is_main:
             return
         bad_iteration, error = self._find_error(iteration, is_flagged=is_flagged)
-        self._sums = self._add(pending, hosted)
-        for (name, iteration, _), measured in zip(pending, hosted, strict=True):
-            self._latest[name] = measured
-            if iteration >= bad_iteration or not _has_batch_value(measured):
-                continue
-            value, count = measured.value, measured.count
-            for logger in self._loggers[name]:
-                logger.log(self._epoch, name, value, count)
-            self._renderer.log(self._split, self._epoch, name, value)
+        columns = _group(pending, hosted)
+        self._sums = self._add(columns)
+        for name, column in columns.items():
+            self._latest[name] = column[-1][1]
+            if _has_batch_value(self._latest[name]):
+                values = [(mean.value, mean.count) for number, mean in column if number < bad_iteration]
+                self._log(name, values)
         if error is not None:
             raise error
+
+    def _log(self, name: str, values: Sequence[tuple[float, float]]) -> None:
+        """Log and show the value and the count of metric *name* on each of several batches."""
+        for logger in self._loggers[name]:
+            log_batches(logger, self._epoch, name, values)
+        for value, _ in values:
+            self._renderer.log(self._split, self._epoch, name, value)
 
     def _find_error(self, last: int, *, is_flagged: bool) -> tuple[float, Exception | None]:
         """Return the first bad batch and its error; infinity and None if all until *last* are finite."""
@@ -406,6 +438,16 @@ class Observers:
                 name = f"{type(logger).__qualname__}-{split}"
                 named[f"{name}-{sum(taken.startswith(f'{name}-') for taken in named)}"] = logger
         return named
+
+
+def _group(
+    pending: Iterable[Pending], hosted: Iterable[MetricState]
+) -> dict[str, list[tuple[int, MetricState]]]:
+    """Return *hosted*, the values of *pending* on the host, with their iterations by metric."""
+    columns: dict[str, list[tuple[int, MetricState]]] = {}
+    for (name, iteration, _), value in zip(pending, hosted, strict=True):
+        columns.setdefault(name, []).append((iteration, value))
+    return columns
 
 
 def _has_batch_value(measured: MetricState) -> bool:

@@ -14,7 +14,7 @@ that they are in.
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +63,12 @@ class FileMetricLogger:
 
         Raises `BuilderError` for a *name* that cannot be a file name or shares its file with another metric.
         """
-        self._file(epoch, name).write(f"{number(value)},{count}\n")
+        self.log_batches(epoch, name, [(value, count)])
+
+    def log_batches(self, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:
+        """Add a line for each batch of *values*, its value and its count, as `log` does."""
+        lines = [f"{number(value)},{count}\n" for value, count in values]
+        self._file(epoch, name).write("".join(lines))
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add the line ``value,final`` with the *value* of *name* over the whole epoch."""

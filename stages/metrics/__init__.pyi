@@ -5,6 +5,7 @@ from .classification import HammingScore as HammingScore
 from .classification import TopKAccuracyMetric as TopKAccuracyMetric
 from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .from_torchmetrics import TorchMetric as TorchMetric
+from .metric import Collector as Collector
 from .metric import Metric as Metric
 from .metric import MetricAdapter as MetricAdapter
 from .metric import MetricOptions as MetricOptions

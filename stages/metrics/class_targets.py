@@ -32,6 +32,9 @@ SingleLabelOutput = ClassificationOutput | SequenceOutput
 AnyClassificationOutput = ClassificationOutput | MultiLabelClassificationOutput
 """An output with one class or any number of labels per sample."""
 
+MAX_COLLECTED_BATCHES = 64
+MAX_COLLECTED_NUMBERS = 1 << 14
+"""The most logits of a batch that is collected: 4 MB for all batches."""
 NO_CLASS = torch.iinfo(torch.int64).min
 """The prediction for a row that contains NaN; equal to no target."""
 
@@ -145,18 +148,77 @@ def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | No
 
     Raises `BuilderError`, which names the *metric*, if the shapes do not match.
     """
-    logits, targets, dim = split_output(output, metric)
-    is_table = dim == 1 and logits.ndim == 2 and targets.is_cpu and targets.dtype is torch.int64
-    array = _array_without_nan(logits) if is_table else None
-    if array is None:
+    table = _read_table(output)
+    if table is None:
         predicted, targets = predict_classes(output, metric)
         return compute_hit_rate(predicted == targets, targets, pad_token)
-    labels = targets.numpy()  # NumPy needs a third of torch's time
-    counted, hits = labels != IGNORED_TARGET, array.argmax(1) == labels
+    scores, labels = table
+    return _compare(scores[None], labels[None], pad_token)[0]
+
+
+class ClassCollector:
+    """Copies of the logits and targets of batches of one shape, whose accuracy is computed in one pass.
+
+    An operation on many small batches takes hardly more time than on one.
+    """
+
+    def __init__(self, pad_token: int | None) -> None:
+        self._pad_token = pad_token
+        self._scores = np.empty((0, 0, 0), np.float32)
+        self._labels = np.empty((0, 0), np.int64)
+        self._count = 0
+
+    def add(self, output: SingleLabelOutput) -> bool:
+        """Copy *output*; return False if it is too large, or of another kind or shape than the first one."""
+        table = _read_table(output)
+        if table is None:
+            return False
+        scores, labels = table
+        count = self._count
+        if not count and scores.shape != self._scores.shape[1:] and scores.size <= MAX_COLLECTED_NUMBERS:
+            self._scores = np.empty((MAX_COLLECTED_BATCHES, *scores.shape), np.float32)
+            self._labels = np.empty((MAX_COLLECTED_BATCHES, *labels.shape), np.int64)
+        if count == MAX_COLLECTED_BATCHES or scores.shape != self._scores.shape[1:]:
+            return False
+        self._scores[count], self._labels[count] = scores, labels
+        self._count = count + 1
+        return True
+
+    def measure(self) -> list[Mean]:
+        """Return the accuracy of each batch that was added since the last call."""
+        count, self._count = self._count, 0
+        return _compare(self._scores[:count], self._labels[:count], self._pad_token) if count else []
+
+
+def _read_table(output: SingleLabelOutput) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
+    """Return the logits, (B, C), and the targets of *output* as arrays, if they are those of most models.
+
+    NumPy needs a third of torch's time for them.
+    """
+    targets = output.targets
+    if type(output) is not ClassificationOutput or targets.dtype is not torch.int64:
+        return None
+    logits = output.output
+    if logits.dtype is not torch.float32 or not (logits.is_cpu and targets.is_cpu):
+        return None
+    scores, labels = logits.detach().numpy(), targets.numpy()
+    has_classes = scores.ndim == 2 and scores.shape[1] > 1
+    return (scores, labels) if has_classes and labels.shape == scores.shape[:1] else None
+
+
+def _compare(
+    scores: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", pad_token: int | None
+) -> list[Mean]:
+    """Return the accuracy of each batch in *scores*, (N, B, C), and *labels*, (N, B)."""
+    counted, hits = labels != IGNORED_TARGET, scores.argmax(2) == labels
     if pad_token is not None:
         counted &= labels != pad_token
         hits &= counted
-    return Mean(100.0 * np.count_nonzero(hits), int(np.count_nonzero(counted)))
+    flat = scores.ravel()
+    if not flat.dot(flat) >= 0:  # a sum of squares is NaN only if one of them is
+        hits &= ~np.isnan(scores).any(2)
+    rows = zip(np.count_nonzero(hits, 1).tolist(), np.count_nonzero(counted, 1).tolist(), strict=True)
+    return [Mean(100.0 * correct, count) for correct, count in rows]
 
 
 def check_label_shapes(output: MultiLabelClassificationOutput, metric: str) -> None:

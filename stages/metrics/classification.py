@@ -5,6 +5,7 @@ from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput, SequenceOutput
 from stages.contracts.text import number
 from stages.metrics.class_targets import (
+    ClassCollector,
     SingleLabelOutput,
     check_label_shapes,
     compute_accuracy,
@@ -38,6 +39,11 @@ class AccuracyMetric:
     def measure(self, output: SingleLabelOutput) -> Mean:
         """Return the accuracy of one batch. Raises `BuilderError` if the shapes do not match."""
         return compute_accuracy(output, self.name, self.pad_token)
+
+    def build_collector(self) -> ClassCollector | None:
+        """Return a collector that has the values of `measure`; None if a subclass has other ones."""
+        is_overridden = type(self).measure is not AccuracyMetric.measure
+        return None if is_overridden else ClassCollector(self.pad_token)
 
 
 class TopKAccuracyMetric:

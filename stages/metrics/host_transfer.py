@@ -8,6 +8,7 @@ from torch import Tensor
 from stages.contracts.outputs import as_count
 from stages.metrics.state import Mean, MetricState
 
+NUMBERS = (float, int)
 ASYNCHRONOUS_DEVICES = ("cuda",)
 """The devices from which torch copies to the host while they run."""
 
@@ -18,7 +19,7 @@ class HostTransfer:
     On CUDA it is in progress until `wait`, in order with what was launched before it.
     """
 
-    def __init__(self, measured: Sequence[MetricState], flag: Tensor | None = None) -> None:
+    def __init__(self, measured: list[MetricState], flag: Tensor | None = None) -> None:
         self._measured = measured
         self._has_flag = flag is not None
         scalars = [
@@ -26,7 +27,7 @@ class HostTransfer:
             for value in measured
             if isinstance(value, Mean)
             for part in (value.total, value.weight)
-            if isinstance(part, Tensor)
+            if type(part) not in NUMBERS and isinstance(part, Tensor)
         ]
         if flag is not None:
             scalars.append(flag)
@@ -44,12 +45,14 @@ class HostTransfer:
         """
         if self.is_asynchronous:
             self._event.synchronize()
+        if not len(self._numbers):
+            return self._measured, False
         numbers = iter(self._numbers.tolist())
         hosted = [_on_host(value, numbers) if isinstance(value, Mean) else value for value in self._measured]
         return hosted, self._has_flag and bool(next(numbers))
 
 
-def transfer_to_host(measured: Sequence[MetricState]) -> list[MetricState]:
+def transfer_to_host(measured: list[MetricState]) -> list[MetricState]:
     """Return *measured* with every mean on the host, in one transfer, which waits for the device."""
     return HostTransfer(measured).wait()[0]
 

@@ -1,6 +1,6 @@
 """The contract of a metric: one method that measures the output of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,16 @@ class Metric(Protocol):
 
     def measure(self, output: Any) -> MetricState:
         """Return the measurement of *output*, the item that a step returned."""
+
+
+class Collector(Protocol):
+    """Batches that a metric measures in one pass; a `Metric` may have a method ``build_collector``."""
+
+    def add(self, output: Any) -> bool:
+        """Copy what is needed of *output*; return False if it must be measured alone."""
+
+    def measure(self) -> Sequence[MetricState]:
+        """Return the measurement of each output that was added since the last call."""
 
 
 class StepMetric(Protocol):

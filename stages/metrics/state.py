@@ -1,9 +1,11 @@
 """Values that metrics accumulate over an epoch: they add, and a checkpoint can hold them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from itertools import chain
+from operator import add
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -87,7 +89,7 @@ class Mean:
     @property
     def count(self) -> float:
         """The weight, as an `int` if it is a whole number."""
-        return as_count(float(self.weight))
+        return _as_number(self.weight)
 
     @classmethod
     def from_mean(cls, mean: Tensor, weight: float) -> Self:
@@ -97,11 +99,22 @@ class Mean:
     @classmethod
     def from_sum(cls, total: Tensor, weight: Weight, scale: float = 1.0) -> Self:
         """Return the mean of *total* (a scalar) times *scale*, over *weight*."""
-        if total.device.type == "cpu":
-            # costs less than an addition of tensors
-            return cls(total.item() * scale, as_count(float(weight)))
+        if total.is_cpu:  # costs less than an addition of tensors
+            return cls(total.item() * scale, _as_number(weight))
         wide = total.detach() if total.device.type == "mps" else total.detach().to(torch.float64)
         return cls(wide * scale, weight)
+
+
+def _as_number(weight: Weight) -> float:
+    return weight if type(weight) is int else as_count(float(weight))
+
+
+def add_states(values: Sequence[Any]) -> Any:
+    """Return the sum of *values*, added in order; there is at least one."""
+    if any(type(value) is not Mean for value in values):
+        return reduce(add, values)
+    total = reduce(add, [value.total for value in values])
+    return Mean(total, reduce(add, [value.weight for value in values]))
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ class PlainStep:
         if not self.passes(step, epoch, iteration):
             self.roll_back()
             return None
-        self._has_gradients = self._has_gradients or has_gradients(step)
+        if not self._has_gradients:
+            self._has_gradients = has_gradients(step)
         if not self._guard.overflowed:
             self._window.add(step.gradients, self.weight)
         return StepResult(step.item, samples)
