@@ -84,7 +84,8 @@ if stage == "prepare":
 elif stage == "fit":
     from stages.fit import fit
     outputs = [run / name for name in ("checkpoint", "train", "valid", "metrics.json")]
-    paths = FitPaths(run, learner, data, *outputs, plots, plots / "iterations", plots / "c.tsv", root / "runs")
+    curves = (plots, plots / "iterations", plots / "c.tsv")
+    paths = FitPaths(run, learner, data, *outputs, *curves, root / "runs")
     options = dict(batch_size=64, device="cpu", metrics=["loss"], num_workers=0, keep={"last": 2})
     fit(FitConfig(num_epochs=2, **options), paths)
 else:
