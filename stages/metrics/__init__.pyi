@@ -20,6 +20,7 @@ from .registry import build_telemetry as build_telemetry
 from .regression import LossMetric as LossMetric
 from .regression import MaeMetric as MaeMetric
 from .regression import MseMetric as MseMetric
+from .regression import ScalarMetric as ScalarMetric
 from .state import Mean as Mean
 from .state import MetricState as MetricState
 from .telemetry import CpuMemory as CpuMemory

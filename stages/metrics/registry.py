@@ -42,6 +42,7 @@ BUILT_IN = TELEMETRY | {
     "psnr": "stages.metrics.from_torchmetrics:psnr",
     "recall": "stages.metrics.precision_recall:RecallMetric",
     "rouge_l": "stages.metrics.from_torchmetrics:rouge_l",
+    "scalar": "stages.metrics.regression:ScalarMetric",
     "ssim": "stages.metrics.from_torchmetrics:ssim",
     "top_k": "stages.metrics.classification:TopKAccuracyMetric",
     "wer": "stages.metrics.text:WordErrorRate",

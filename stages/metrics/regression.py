@@ -1,5 +1,8 @@
 """The loss, and errors between predicted numbers and their targets."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
@@ -25,12 +28,63 @@ class LossMetric:
 
         A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
         """
-        weight = weight_of(output)
-        if isinstance(weight, Tensor):
-            loss = output.loss.detach()
-            total = (loss if loss.device.type == "mps" else loss.double()) * weight
-            return Mean.from_sum(total.where(weight != 0, 0.0), weight)
-        return Mean.from_mean(output.loss, weight)
+        return _weigh(output.loss, weight_of(output))
+
+
+class ScalarMetric:
+    """The mean of a number that the output of a step has, such as one term of its loss.
+
+    Give the output a field for it, and name the field in ``fit.metrics``, as in
+    ``{kind: scalar, field: loss_box}``. The value of a batch is the mean over its samples.
+
+    Args:
+        field: The name of the attribute of the output: a tensor of one number, or a number.
+        name: The name in logs, curves and the summary. Default: *field*.
+        weight: The name of the attribute with the divisor of the mean. Default: the weight of the output.
+        better: ``lowest`` or ``highest``. Default: neither.
+    """
+
+    unit = None
+    decimals = 4
+
+    def __init__(
+        self, field: str, *, name: str | None = None, weight: str | None = None, better: str | None = None
+    ) -> None:
+        self.name = name or field
+        self.better = None if better is None else Direction(better)
+        self._field = field
+        self._weight = weight
+
+    def measure(self, output: Any) -> Mean:
+        """Return the number of one batch. Raises `BuilderError` if *output* does not have it."""
+        value = self._read(output, self._field)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise BuilderError(
+                f"metric {self.name!r}: {self._field} must be one number; found shape {tuple(value.shape)}. "
+                "Reduce it, for example with mean()"
+            )
+        weight = weight_of(output) if self._weight is None else self._read(output, self._weight)
+        return _weigh(value.reshape(()) if isinstance(value, Tensor) else value, weight)
+
+    def _read(self, output: Any, field: str) -> Any:
+        try:
+            return getattr(output, field)
+        except AttributeError:
+            raise BuilderError(
+                f"metric {self.name!r}: {type(output).__name__} has no attribute {field!r}. Return an output "
+                "that has it from train_step and valid_step"
+            ) from None
+
+
+def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:
+    """Return the mean *value* of a batch with its *weight*, which may be on a device."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, dtype=torch.float64)
+    if isinstance(weight, Tensor):
+        mean = value.detach().to(weight.device)
+        total = (mean if mean.device.type == "mps" else mean.double()) * weight
+        return Mean.from_sum(total.where(weight != 0, 0.0), weight)
+    return Mean.from_mean(value, weight)
 
 
 class MaeMetric:

@@ -48,6 +48,7 @@ SHOWN = [
     ({"kind": "psnr", "max_pixel": 255}, "PSNR@255", "dB", 2, HIGHEST),
     ({"kind": "recall", "threshold": 0.25}, "Recall @ Threshold(0.25) [Macro]", "%", 2, HIGHEST),
     ({"kind": "rouge_l"}, "ROUGE-L", "%", 2, HIGHEST),
+    ({"kind": "scalar", "field": "loss_box"}, "loss_box", None, 4, None),
     ({"kind": "ssim"}, "SSIM (dr=1, w=11, σ=1.5)", None, 4, HIGHEST),
     ({"kind": "top_k", "k": 5}, "Top-K Accuracy @ TopK(5)", "%", 2, HIGHEST),
     ({"kind": "utilization"}, "Utilization", "%", 2, None),
