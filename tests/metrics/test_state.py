@@ -98,6 +98,7 @@ OUTPUTS = {
     "psnr": ({}, images),
     "recall": ({"reduction": "micro"}, classes),
     "rouge_l": ({}, tokens),
+    "scalar": ({"field": "loss"}, numbers),
     "ssim": ({}, images),
     "top_k": ({"k": 2}, classes),
     "utilization": ({}, numbers),
