@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import random
-import shutil
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config", ".dvc/plots/confusion_counts.json")
 PARAMS = {"learning_rate": "0.001", "dropout": "0.5", "batch_size": "32", "kind": "adam"}
 """The params that differ between runs, as in params.yaml."""
+VERSIONS = re.compile(r"^ +(- )?stages/\w+\.py:.*\n( +VERSION: .*\n)?", re.MULTILINE)
+"""The versions of the stages in dvc.yaml and dvc.lock."""
 IDENTITY = "Benchmark <benchmark@localhost> 1700000000 +0000"
 Outputs = dict[str, bytes | dict[str, bytes]]
 """Path to content; of a directory, the contents of its files."""
@@ -26,13 +28,7 @@ Outputs = dict[str, bytes | dict[str, bytes]]
 
 def make_runs(folder: Path, count: int, epochs: int, batches: int) -> None:
     """Make a project in *folder* with *count* experiments of *epochs* epochs of *batches* steps each."""
-    for name in FILES:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "-c", "user.name=b", "-c", "user.email=b@localhost", "commit", "-qm", "The project")
-    head = git(folder, "rev-parse", "HEAD").decode().strip()
+    head = make_project(folder)
     lock = YAML(typ="safe").load(folder / "dvc.lock")["stages"]
     shared = {out["path"]: b"shared" for stage in lock.values() for out in stage["outs"]}
     stream = b"".join(
@@ -40,6 +36,29 @@ def make_runs(folder: Path, count: int, epochs: int, batches: int) -> None:
         for run in range(count)
     )
     git(folder, "fast-import", "--quiet", stdin=stream)
+
+
+def make_project(folder: Path) -> str:
+    """Make a project without experiments and without code in *folder*, and return its commit."""
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (folder / name).write_text(VERSIONS.sub("", text), encoding="utf-8")
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "-c", "user.name=b", "-c", "user.email=b@localhost", "commit", "-qm", "The project")
+    return git(folder, "rev-parse", "HEAD").decode().strip()
+
+
+def make_points(folder: Path, count: int) -> str:
+    """Make a project in *folder* with *count* finished points of a sweep, and return its ``-S``."""
+    head = make_project(folder)
+    rates = [f"0.{number}1" for number in range(1000, 1000 + count)]
+    points = [
+        commit(folder, head, f"learning_rate={rate}", {**PARAMS, "learning_rate": rate}, {}) for rate in rates
+    ]
+    git(folder, "fast-import", "--quiet", stdin=b"".join(points))
+    return f"build_learner.optimizer.learning_rate={','.join(rates)}"
 
 
 def params_of(run: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import long_runs
 import numpy as np
-from many_runs import ROOT, make_runs
+from many_runs import ROOT, make_points, make_runs
 
 LOAD_DATA = """
 import sys
@@ -84,8 +84,7 @@ if stage == "prepare":
 elif stage == "fit":
     from stages.fit import fit
     outputs = [run / name for name in ("checkpoint", "train", "valid", "metrics.json")]
-    curves = (plots, plots / "iterations", plots / "c.tsv")
-    paths = FitPaths(run, learner, data, *outputs, *curves, root / "runs")
+    paths = FitPaths(run, learner, data, *outputs, plots, plots / "steps", plots / "c.tsv", root / "runs")
     options = dict(batch_size=64, device="cpu", metrics=["loss"], num_workers=0, keep={"last": 2})
     fit(FitConfig(num_epochs=2, **options), paths)
 else:
@@ -225,10 +224,26 @@ def timed_compare(count: int, rounds: int = 3) -> Iterator[float]:
     with tempfile.TemporaryDirectory() as folder:
         make_runs(Path(folder), count, epochs=20, batches=45)
         for _ in range(rounds):
-            start = os.times()
-            learner(folder, "compare")
-            end = os.times()
-            yield end.children_user + end.children_system - start.children_user - start.children_system
+            yield timed(folder, "compare")
+
+
+def timed(folder: str, *arguments: str) -> float:
+    """Return the CPU time of ``learner`` in *folder*, with the processes of git that it starts."""
+    start = os.times()
+    learner(folder, *arguments)
+    end = os.times()
+    return end.children_user + end.children_system - start.children_user - start.children_system
+
+
+def plan_seconds() -> Iterator[Row]:
+    """Yield the CPU time of `learner sweep --dry-run` for each further point that is finished, to 10 ms."""
+    seconds = []
+    for count in (10, 310):
+        with tempfile.TemporaryDirectory() as folder:
+            points = make_points(Path(folder), count)
+            seconds.append(min(timed(folder, "sweep", "--dry-run", "-S", points) for _ in range(3)))
+    per_point = (seconds[1] - seconds[0]) / 300
+    yield Row("300 points", f"{1000 * per_point:.1f} ms", 100 * per_point, 1.0)
 
 
 def page_bytes() -> Iterator[Row]:
@@ -259,6 +274,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "steps": partial(costs_of, "steps"),
     "publish": partial(costs_of, "publish"),
     "compare": compare_seconds,
+    "plan": plan_seconds,
     "page": page_bytes,
 }
 

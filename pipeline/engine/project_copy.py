@@ -6,11 +6,12 @@ neither DVC nor a kill changes the user's files.
 """
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -18,10 +19,10 @@ from typing import Any
 
 from dvc.config import Config, merge
 from dvc.repo import Repo
-from dvc.utils.serialize import PARSERS
 
 from pipeline.project.git import (
     MAX_LISTED_FILES,
+    GitObject,
     find_head,
     git_error,
     list_changed_submodules,
@@ -30,6 +31,7 @@ from pipeline.project.git import (
     run_git,
     try_git,
 )
+from pipeline.project.params_edit import parse_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE
 from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
@@ -57,6 +59,8 @@ class FrozenProject:
     """The commit that the experiments belong to."""
     commit: str
     """HEAD with the changes in the workspace; HEAD itself if nothing has changed."""
+    read: Mapping[str, GitObject | None] = field(default_factory=dict, compare=False, repr=False)
+    """Objects of git, by name, that `read_ahead` has read."""
 
     @property
     def prefix(self) -> Path:
@@ -65,7 +69,24 @@ class FrozenProject:
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
-        return _read_committed(self.root, commit or self.commit, path)
+        file = self._read(commit, path)
+        return None if file is None else file.content.decode()
+
+    def read_ahead(self, paths: Sequence[str], commits: Iterable[str]) -> "FrozenProject":
+        """Return the project after one process of git has read *paths* and the root folder of *commits*."""
+        names = [_name(commit, path) for commit in (self.commit, *commits) for path in ("", *paths)]
+        return replace(self, read=dict(zip(names, read_objects(self.root, names), strict=True)))
+
+    def changed_entries(self, commit: str) -> set[str]:
+        """Return the names in the root folder of the project whose file or folder differs in *commit*."""
+        entry = re.compile(rb"(\d+ ([^\0]+)\0.{%d})" % (len(self.commit) // 2), re.DOTALL)
+        folders = [self._read(each, "") for each in (None, commit)]
+        before, after = (set(entry.findall(folder.content) if folder else ()) for folder in folders)
+        return {os.fsdecode(name) for _, name in before ^ after}
+
+    def _read(self, commit: str | None, path: str) -> GitObject | None:
+        name = _name(commit or self.commit, path)
+        return self.read[name] if name in self.read else _read_object(self.root, name)
 
     def content(self, path: str, commit: str | None = None) -> Any:
         """Return the values in the file *path*, read as DVC reads params; empty if the file is missing."""
@@ -84,10 +105,14 @@ class FrozenProject:
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
 
 
+def _name(commit: str, path: str) -> str:
+    """Return git's name of the object at *path*, below the project, in *commit*."""
+    return f"{commit}:./{path}"
+
+
 @lru_cache(maxsize=256)
-def _read_committed(root: Path, commit: str, path: str) -> str | None:
-    [file] = read_objects(root, [f"{commit}:./{path}"])
-    return None if file is None else file.content.decode()
+def _read_object(root: Path, name: str) -> GitObject | None:
+    return read_objects(root, [name])[0]
 
 
 def freeze(root: Path) -> FrozenProject:
@@ -123,11 +148,6 @@ def _index_error(root: Path) -> StageError | None:
         f"{lock} exists: another git process runs in this repository, or was killed. If none runs, "
         "run `learner doctor --fix`"
     )
-
-
-def parse_params(text: str, path: str) -> Any:
-    """Return the values in *text*, the content of the params file *path*, read as DVC reads it."""
-    return PARSERS[Path(path).suffix.lower()](text, path)
 
 
 def find_untracked_code(root: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -57,7 +57,11 @@ class Params(Config):
 
 def read_params(path: Path = PARAMS) -> Params:
     """Return the params in *path*, with all defaults. Raises `ParamsError` with a line for each mistake."""
-    content = read_yaml(path)
+    return validate_params(read_yaml(path), path)
+
+
+def validate_params(content: Any, path: Path) -> Params:
+    """Return the params with *content*, which was read from *path*. Raises as `read_params` does."""
     if not content:
         names = ", ".join(Params.model_fields)
         raise ParamsError(f"{path} has no params. Write a section for each stage: {names}")

@@ -5,23 +5,26 @@ The overrides of a deployment, which anyone who reaches Prefect's API can send, 
 """
 
 import io
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dvc.utils.cli_parse import to_path_overrides
 from dvc.utils.hydra import apply_overrides
+from dvc.utils.serialize import PARSERS
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.project.check import find_late_mistakes
 from pipeline.project.git import try_git
-from pipeline.project.params import PARAMS, Params, build_params_error, read_params
+from pipeline.project.params import PARAMS, Params, build_params_error, validate_params
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
@@ -34,6 +37,9 @@ STAND_IN = "__interpolation__{"
 CRLF = "\r\n"
 MAX_PASSES = 2
 """The second pass restores the values that other keys inherit from one that the first pass has set."""
+
+YAML_SUFFIXES = (".yaml", ".yml")
+_WITHOUT_JSON = re.compile(r"[{&*]")
 
 _ABSENT = object()
 """The value under a key that one of two mappings lacks."""
@@ -60,10 +66,7 @@ def override_params(
     with TemporaryDirectory() as folder:
         draft = Path(folder) / PARAMS.name
         _write_draft(draft, read_yaml(PARAMS) if content is None else content, overrides)
-        try:
-            check_draft(draft, read_definition())
-        except ParamsError as error:
-            raise ParamsError(str(error).replace(str(draft), source)) from error
+        check_content(read_yaml(draft), Path(source), read_definition())
         text, line_end = _read_lines(PARAMS)
         return _merge_into_text(text, read_yaml(draft)).replace("\n", line_end)
 
@@ -90,10 +93,55 @@ def apply(overrides: Sequence[str], draft: Path) -> None:
     """
     text, line_end = _read_lines(draft)
     draft.write_text(text.replace(INTERPOLATION, STAND_IN), encoding="utf-8")
-    _apply(overrides, draft)
+    _apply(overrides, draft, draft.name)
     edited = draft.read_text(encoding="utf-8").replace(STAND_IN, INTERPOLATION)
     draft.write_text(edited, encoding="utf-8", newline=line_end)
     _check_readable(draft, overrides)
+
+
+@lru_cache(maxsize=64)
+def parse_params(text: str, path: str) -> Any:
+    """Return the values in *text*, the content of the params file *path*, read as DVC reads it.
+
+    Do not change them: the next call with the same text returns them too.
+    """
+    parser = PARSERS[Path(path).suffix.lower()]
+    return parse_yaml(text, path) if parser is PARSERS[".yaml"] else parser(text, path)
+
+
+def override_content(overrides: Sequence[str], text: str, name: str) -> Any:
+    """Return the values of the params file *name* with *text* after *overrides* are set. Raises as `apply`.
+
+    DVC sets them in JSON of their sections if that is possible, which takes a fifth of the time.
+    """
+    sections = _find_sections(overrides, text, name)
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / Path(name).name
+        if sections is None:
+            draft.write_text(text, encoding="utf-8")
+            apply(overrides, draft)
+            return parse_params(draft.read_text(encoding="utf-8"), name)
+        copy = draft.with_name(f"{draft.name}.json")
+        copy.write_text(json.dumps(sections), encoding="utf-8")
+        _apply(overrides, copy, draft.name)
+        edited = json.loads(copy.read_bytes())
+    others = {key: value for key, value in parse_params(text, name).items() if key not in sections}
+    return {**others, **edited}
+
+
+def _find_sections(overrides: Sequence[str], text: str, name: str) -> dict[str, Any] | None:
+    """Return the sections that *overrides* change in *text*, the content of the params file *name*.
+
+    None if an override reads other sections, if DVC may not write the file back as it is because of braces or
+    aliases, or if JSON lacks a type.
+    """
+    if not name.lower().endswith(YAML_SUFFIXES) or _WITHOUT_JSON.search("".join([text, *overrides])):
+        return None
+    keys = {re.split(r"[.=@/]", override.lstrip("+~"))[0] for override in overrides}
+    sections = {key: value for key, value in parse_params(text, name).items() if key in keys}
+    with suppress(TypeError):
+        return sections if json.loads(json.dumps(sections)) == sections else None
+    return None
 
 
 def _read_lines(path: Path) -> tuple[str, str]:
@@ -102,12 +150,12 @@ def _read_lines(path: Path) -> tuple[str, str]:
     return text.replace(CRLF, "\n"), CRLF if CRLF in text else "\n"
 
 
-def _apply(overrides: Sequence[str], draft: Path) -> None:
+def _apply(overrides: Sequence[str], draft: Path, name: str) -> None:
     try:
         apply_overrides(draft, list(overrides))
     except Exception as error:  # DVC wraps some errors of Hydra and OmegaConf, which have no common class
         reason = str(error.__cause__ or error).partition("See https:")[0].partition("full_key:")[0]
-        hint = f". Add a key that {draft.name} does not have with a plus, as in -S +fit.keep.last=3"
+        hint = f". Add a key that {name} does not have with a plus, as in -S +fit.keep.last=3"
         raise ParamsError(
             f"-S {' -S '.join(overrides)}: {' '.join(reason.split())}{hint if NO_KEY in reason else ''}"
         ) from error
@@ -115,7 +163,7 @@ def _apply(overrides: Sequence[str], draft: Path) -> None:
 
 def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
     """Raise `ParamsError` if *draft*, which DVC wrote, is not valid YAML: DVC drops quotes within braces."""
-    if draft.suffix.lower() not in (".yaml", ".yml"):
+    if not draft.name.lower().endswith(YAML_SUFFIXES):
         return
     try:
         read_yaml(draft)
@@ -126,14 +174,14 @@ def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
         ) from error
 
 
-def check_draft(draft: Path, definition: Mapping[str, Any]) -> Params:
-    """Return the params in *draft*.
+def check_content(content: Any, source: Path, definition: Mapping[str, Any]) -> Params:
+    """Return the params with *content*, read from *source*.
 
     Raises `ParamsError` if a run with them and the dvc.yaml *definition* cannot finish.
     """
-    params = read_params(draft)
-    if mistakes := find_late_mistakes(params, read_yaml(draft), definition):
-        raise build_params_error(draft, mistakes)
+    params = validate_params(content, source)
+    if mistakes := find_late_mistakes(params, content, definition):
+        raise build_params_error(source, mistakes)
     return params
 
 

@@ -10,10 +10,9 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dvc.exceptions import DvcException
@@ -22,11 +21,11 @@ from dvc.utils.hydra import get_hydra_sweeps, to_hydra_overrides
 from hydra.errors import HydraException
 
 from pipeline.comparison.tables import short_names
-from pipeline.engine.project_copy import FrozenProject, parse_params
+from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git, try_git
 from pipeline.project.params import build_params_error
-from pipeline.project.params_edit import apply, check_draft
+from pipeline.project.params_edit import check_content, override_content, parse_params
 from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
@@ -34,7 +33,10 @@ from stages.params.fit_params import CHANGES_NO_NUMBER
 PARAMS = "params.yaml"
 EPOCHS = "fit.num_epochs"
 MAX_NAME_LENGTH = 80
+POINTS_READ_AHEAD = 256
+"""Points whose experiments one process of git reads."""
 _BRACKETS = re.compile(r"[\[\]{}'\"\s]")
+_HASH_LINES = re.compile(r"^ {6}(md5|size|nfiles): .*\n", re.MULTILINE)
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
 
@@ -144,9 +146,12 @@ def plan_points(
     existing = _Experiments(
         base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
     )
+    named = list(zip(points, short_point_names(points), strict=True))
     return [
-        _plan_point(existing, point, short, epochs)
-        for point, short in zip(points, short_point_names(points), strict=True)
+        _plan_point(part, point, short, epochs)
+        for start in range(0, len(named), POINTS_READ_AHEAD)
+        for part in [existing.read_ahead(named[start : start + POINTS_READ_AHEAD])]
+        for point, short in named[start : start + POINTS_READ_AHEAD]
     ]
 
 
@@ -165,6 +170,12 @@ class _Experiments:
     """Name to commit."""
     tree: str
     """The tree of the project."""
+
+    def read_ahead(self, named: Iterable[tuple[Point, str]]) -> "_Experiments":
+        """Return the experiments after the files of those of *named*, points with their names, are read."""
+        files = {path for point, _ in named for path, _ in point.overrides}
+        commits = [self.commits[name] for _, name in named if name in self.commits]
+        return replace(self, base=self.base.read_ahead(["dvc.lock", "dvc.yaml", *files], commits))
 
     def find(self, names: Sequence[str], params: Mapping[str, Any]) -> str | None:
         """Return the first of *names* whose experiment has *params*, or None."""
@@ -261,20 +272,16 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
     Raises `ParamsError` if the params would not be valid.
     """
     contents = {}
-    with TemporaryDirectory() as folder:
-        for name, overrides in point.overrides:
-            text = base.text(name)
-            if text is None:
-                raise ParamsError(
-                    f"git does not track {name}, which -S changes, or it is a link out of the repository. "
-                    f"Put the file into the project and run `git add {name}`"
-                )
-            draft = Path(folder) / Path(name).name
-            draft.write_text(text, encoding="utf-8")
-            apply(overrides, draft)
-            contents[name] = parse_params(draft.read_text(encoding="utf-8"), name)
-            if name == PARAMS:
-                _check_params(draft, base)
+    for name, overrides in point.overrides:
+        text = base.text(name)
+        if text is None:
+            raise ParamsError(
+                f"git does not track {name}, which -S changes, or it is a link out of the repository. "
+                f"Put the file into the project and run `git add {name}`"
+            )
+        contents[name] = override_content(overrides, text, name)
+        if name == PARAMS:
+            _check_params(contents[name], base)
     return contents
 
 
@@ -282,13 +289,24 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
     """Return whether the experiment *commit* has these *params*, and all other inputs are those of *base*."""
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
-    stages = stages_of(base.content("dvc.lock", commit)).values()
+    stages = stages_of(_read_lock(base, commit, params)).values()
     if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
         return False
     recorded = [
         entry for stage in stages for entry in (stage.get("params") or {}).items() if entry[0] not in params
     ]
     return all(_has(base.content(name), values) for name, values in recorded)
+
+
+def _read_lock(base: FrozenProject, commit: str, params: Iterable[str]) -> Any:
+    """Return the dvc.lock of *commit* without hashes, sizes and the values of the files *params*.
+
+    DVC writes those in lines that begin with as many spaces. The rest is the same text for all points.
+    """
+    text = _HASH_LINES.sub("", base.text("dvc.lock", commit) or "")
+    for name in params:
+        text = re.sub(rf"^ {{6}}{re.escape(name)}:\n( {{7,}}.*\n|\n)*", "", text, flags=re.MULTILINE)
+    return parse_params(text, "dvc.lock")
 
 
 def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
@@ -330,6 +348,8 @@ def _sources(stages: Any) -> Iterator[str]:
 
 
 def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
+    if base.changed_entries(commit).isdisjoint(PurePosixPath(path).parts[0] for path in paths):
+        return False
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
     return try_git(base.root, *command).returncode != 0
 
@@ -344,10 +364,7 @@ def _value(content: Any, key: str) -> Any:
     return content
 
 
-def _check_params(draft: Path, base: FrozenProject) -> None:
-    try:
-        params = check_draft(draft, base.content("dvc.yaml"))
-        if outside := find_outside_data(params, base.root):
-            raise build_params_error(draft, outside)
-    except ParamsError as error:
-        raise ParamsError(str(error).replace(str(draft), PARAMS)) from error
+def _check_params(content: Any, base: FrozenProject) -> None:
+    params = check_content(content, Path(PARAMS), base.content("dvc.yaml"))
+    if outside := find_outside_data(params, base.root):
+        raise build_params_error(Path(PARAMS), outside)

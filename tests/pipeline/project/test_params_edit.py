@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.params_journal import edit_params
-from pipeline.engine.project_copy import parse_params
-from pipeline.project.params_edit import apply, override_params
+from pipeline.project.params_edit import apply, override_content, override_params, parse_params
+from stages.contracts.errors import ParamsError
 
 ROOT = Path(__file__).parents[3]
 PARAMS = Path("params.yaml")
@@ -39,6 +39,40 @@ def test_override_keeps_interpolations_in_other_keys(params, suffix):
     apply(["b=7"], draft)
 
     assert parse_params(draft.read_text(), draft.name) == {"a": "${x}", "b": 7}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb:\n  c: 'x:y'\n  d: [1, 2]\n",
+        "a: {b: 1}\n",
+        "a: &x 1\nb: *x\n",
+        "a: ${b}\nb: 2020-01-01\n",
+        "1: 2\na: x\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "override",
+    ["a=1e-4", "a='2020-01-01'", "++a={b:'u v',c:[null,true]}", "a=nan", "++n.m=.5", "~a", "z=1", "a='x:y'"],
+)
+def test_content_after_an_override_is_that_of_the_file(text, override, tmp_path):
+    """The content is that of the file also if no file is written, because DVC sets the values in JSON."""
+    draft = tmp_path / "params.yaml"
+    draft.write_text(text)
+
+    def edit():
+        apply([override], draft)
+        return parse_params(draft.read_text(), draft.name)
+
+    def describe(action):
+        try:
+            return sorted(action().items(), key=repr)
+        except ParamsError as error:
+            return error
+
+    result = describe(lambda: override_content([override], text, "params.yaml"))
+
+    assert repr(result) == repr(describe(edit))
 
 
 def test_value_of_an_override_is_interpolated(params):

@@ -1,10 +1,21 @@
 """The points of a sweep and their names."""
 
+import importlib
 import subprocess
 
 import pytest
+from pages import ROOT
+from ruamel.yaml import YAML
 
-from pipeline.sweep.plan import MAX_NAME_LENGTH, PlannedPoint, expand, name_with_hash, short_point_names
+from pipeline.engine.project_copy import freeze
+from pipeline.sweep.plan import (
+    MAX_NAME_LENGTH,
+    PlannedPoint,
+    expand,
+    name_with_hash,
+    plan_points,
+    short_point_names,
+)
 from stages.contracts.errors import ParamsError
 
 RATE_RANGE = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
@@ -104,3 +115,23 @@ def test_point_uses_the_gpus_that_its_params_name(fit, gpus):
     (point,) = expand(["fit.seed=1"])
 
     assert PlannedPoint(point, "name", params={"params.yaml": {"fit": fit}}).gpus == gpus
+
+
+def test_plan_of_a_finished_point_parses_one_file_and_starts_no_process(tmp_path, monkeypatch):
+    """The file is params.yaml of its experiment; one process of git reads those of all points."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    points = expand([importlib.import_module("many_runs").make_points(tmp_path, 12)])
+    base, parses, processes = freeze(tmp_path), [], []
+    load, start = YAML.load, subprocess.run
+    monkeypatch.setattr(YAML, "load", lambda *arguments: parses.append(1) or load(*arguments))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *arguments, **options: processes.append(1) or start(*arguments, **options)
+    )
+    counts = []
+
+    for part in (points[:2], points[2:12]):
+        assert all(planned.is_done for planned in plan_points(base, part))
+        counts.append((len(parses), len(processes)))
+
+    assert counts[1][0] - counts[0][0] <= 10
+    assert counts[1][1] == 2 * counts[0][1]
