@@ -77,7 +77,7 @@ class FrozenProject:
         names = [_name(commit, path) for commit in (self.commit, *commits) for path in ("", *paths)]
         return replace(self, read=dict(zip(names, read_objects(self.root, names), strict=True)))
 
-    def changed_entries(self, commit: str) -> set[str]:
+    def list_changed_entries(self, commit: str) -> set[str]:
         """Return the names in the root folder of the project whose file or folder differs in *commit*."""
         entry = re.compile(rb"(\d+ ([^\0]+)\0.{%d})" % (len(self.commit) // 2), re.DOTALL)
         folders = [self._read(each, "") for each in (None, commit)]

@@ -348,7 +348,7 @@ def _sources(stages: Any) -> Iterator[str]:
 
 
 def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
-    if base.changed_entries(commit).isdisjoint(PurePosixPath(path).parts[0] for path in paths):
+    if base.list_changed_entries(commit).isdisjoint(PurePosixPath(path).parts[0] for path in paths):
         return False
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
     return try_git(base.root, *command).returncode != 0
