@@ -53,6 +53,10 @@ def compare(
             metavar="FILE", help="Write a page with all curves that works offline.", show_default="none"
         ),
     ] = None,
+    repeats: Annotated[
+        bool,
+        flag("--repeats", "Show runs that differ in their seeds only as one: mean and standard deviation."),
+    ] = False,
     watch: Annotated[
         bool, flag("--watch", "Serve the page on this computer, and update it while runs are at work.")
     ] = False,
@@ -71,14 +75,15 @@ def compare(
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
-    _check_page_options([*formats, *(["html"] if html else [])], port, watch=watch, show=show)
+    outputs = [*formats, *(["html"] if html else []), *(["repeats"] if repeats else [])]
+    _check_page_options(outputs, port, watch=watch, show=show)
     if watch:
         _serve_page(revs, view, port or 0, show=show)
     elif html is None or formats:
-        _print_table(revs, view, formats)
+        _print_table(revs, view, formats, repeats=repeats)
     if html is not None:
         with report_unwritable(html):
-            _write_page(revs, view, html)
+            _write_page(revs, view, html, repeats=repeats)
         size = format_megabytes(html.stat().st_size)
         message = f"wrote {html}, {size}. It works offline, without any other file"
         print_line(message, sys.stderr if formats else None)
@@ -114,9 +119,10 @@ def plot(
         draw(metric, revs, images, iterations=iterations)
 
 
-def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str]) -> None:
+def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str], *, repeats: bool) -> None:
     """Print the comparison of *revs* in one format, as text if none is named."""
     from pipeline.comparison.collection import collect_runs
+    from pipeline.comparison.repeats import average_repeats
     from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
 
     if len(formats) > 1:
@@ -125,17 +131,21 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
         )
     tables = {"json": json_table, "md": markdown_table, "csv": csv_table}
     write = tables[formats[0]] if formats else text_table
-    print_text(write(collect_runs(revs or None), view), end="")
+    compared = collect_runs(revs or None)
+    print_text(write(average_repeats(compared) if repeats else compared, view), end="")
 
 
-def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
+def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats: bool) -> None:
     from pipeline.comparison.collection import read_plot_data, summarize
     from pipeline.comparison.page import build_page
+    from pipeline.comparison.repeats import average_repeats
     from pipeline.project.revisions.files import read_runs
     from stages.system.files import write_text
 
     revisions = read_runs(revs or None)
-    write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))
+    compared = summarize(revisions)
+    page = build_page(average_repeats(compared) if repeats else compared, read_plot_data(revisions), view)
+    write_text(path, page)
 
 
 def _check_page_options(outputs: Sequence[str], port: int | None, *, watch: bool, show: bool) -> None:

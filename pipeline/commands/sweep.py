@@ -68,6 +68,15 @@ def sweep(
         bool,
         flag("--share-gpus", "Let every point use all GPUs, instead of its own."),
     ] = False,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeat",
+            min=1,
+            metavar="N",
+            help="Run each point with the seeds 1 to N; the table has mean and standard deviation.",
+        ),
+    ] = 1,
     stop: Annotated[
         Literal["median", "asha", "hyperband", "percentile"] | None,
         typer.Option(
@@ -98,19 +107,22 @@ def sweep(
     """
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
-    from pipeline.sweep.plan import Point, expand
+    from pipeline.sweep.plan import Point, expand, repeat
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
     from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
     from pipeline.sweep.tables import hide_prefect_logs
 
     _check_combination(search, trials, batch, draw, stop)
+    if repeats > 1 and (search or stop):
+        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
     if search and trials:
         source: Search | list[Point] = Search(
             set_param, SearchOptions(search, trials, batch or DEFAULT_BATCH, seed)
         )
     else:
         source = expand(set_param, draw=draw, seed=seed)
+        source = source if repeats == 1 else repeat(source, repeats)
     if dry_run:
         print_plan(source.ask() if isinstance(source, Search) else source, stop)
         return
@@ -121,7 +133,15 @@ def sweep(
         if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error):
             from pipeline.sweep.flow_records import run_in_flow as run
         executor = build_executor(engine, jobs, address)
-        options = SweepOptions(executor, run, share_gpus=share_gpus, stop=stop, metric=metric, output=output)
+        options = SweepOptions(
+            executor,
+            run,
+            share_gpus=share_gpus,
+            stop=stop,
+            metric=metric,
+            has_repeats=repeats > 1,
+            output=output,
+        )
         if isinstance(source, Search):
             run_search(source, options)
         else:

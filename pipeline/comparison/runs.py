@@ -23,6 +23,8 @@ class MetricCurve:
     """Which values are better; None if unknown, and then no value is the best."""
     open_epoch: int | None = None
     """The epoch in progress, whose value is a mean until now; None if every epoch is finished."""
+    deviations: Mapping[int, float] = field(default_factory=dict)
+    """The sample standard deviation of each epoch's value, if it is the mean of several runs."""
 
     @property
     def name(self) -> str:
@@ -63,6 +65,12 @@ class MetricCurve:
     def ranking_value(self) -> float:
         """The value by which runs are ranked: the best one, or the last one."""
         return self.last if self.best is None else self.best
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the ranking value; None for one run."""
+        epoch = max(self._finished) if self.best_epoch is None else self.best_epoch
+        return self.deviations.get(epoch)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,18 @@ class Comparison:
         """Return the ranking value of *run* minus that of the baseline; None if one of them has none."""
         curve, there = run.metrics.get(metric), self.baseline.metrics.get(metric)
         return None if curve is None or there is None else curve.ranking_value - there.ranking_value
+
+    def exceeds_noise(self, run: RunSummary, metric: str) -> bool | None:
+        """Return whether the delta of *run* is larger than the standard deviation of such a difference.
+
+        Its variance is the sum of both variances. None if one of both is not the mean of several runs.
+        """
+        curves = [each.metrics.get(metric) for each in (run, self.baseline)]
+        deviations = [curve.deviation for curve in curves if curve is not None]
+        delta = self.delta(run, metric)
+        if run is self.baseline or delta is None or None in deviations:
+            return None
+        return abs(delta) > math.hypot(*(deviation for deviation in deviations if deviation is not None))
 
 
 def param_key(value: Any) -> str:

@@ -58,7 +58,7 @@ def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
             "cached",
             "cached",
             lambda run: run.cached,
-            lambda cached: "yes" if cached else "no",
+            _yes_or_no,
             numeric=False,
         ),
     ]
@@ -175,12 +175,23 @@ def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
     def delta(run: RunSummary) -> float | None:
         return comparison.delta(run, name)
 
-    return [
+    def exceeds(run: RunSummary) -> bool | None:
+        return comparison.exceeds_noise(run, name)
+
+    chosen = [
         TableColumn(name, name, value_of("last"), _round, role="last", metric=name),
         TableColumn("best", f"{name} best", value_of("best"), _round, role="best", metric=name),
         TableColumn("epoch", f"{name} best epoch", value_of("best_epoch"), str, role="epoch", metric=name),
         TableColumn("Δ", f"{name} delta", delta, format_difference, role="delta", metric=name),
     ]
+    if any(run.metrics[name].deviations for run in comparison.runs if name in run.metrics):
+        chosen[2:2] = [TableColumn("±", f"{name} deviation", value_of("deviation"), _round)]
+        chosen.append(TableColumn("Δ > ±", f"{name} exceeds noise", exceeds, _yes_or_no, numeric=False))
+    return chosen
+
+
+def _yes_or_no(value: bool) -> str:  # noqa: FBT001  a value of a column
+    return "yes" if value else "no"
 
 
 def _round(value: float) -> str:
@@ -217,6 +228,7 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
         "params": {key: _json_value(value) for key, value in run.params.items()},
         "metrics": {
             name: _json_metric(run.metrics[name], comparison.delta(run, name))
+            | _json_noise(run.metrics[name], comparison.exceeds_noise(run, name))
             for name in names
             if name in run.metrics
         },
@@ -226,6 +238,10 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
         "cached": run.cached,
         "notes": list(run.notes),
     }
+
+
+def _json_noise(curve: MetricCurve, exceeds: bool | None) -> dict[str, Any]:  # noqa: FBT001  a fact
+    return {"deviation": curve.deviation, "exceeds_noise": exceeds} if curve.deviations else {}
 
 
 def _json_value(value: Any) -> Any:

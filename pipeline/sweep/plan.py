@@ -32,6 +32,8 @@ from stages.params.fit_params import CHANGES_NO_NUMBER
 
 PARAMS = "params.yaml"
 EPOCHS = "fit.num_epochs"
+REPEATED_SEEDS = ("build_learner.seed", "fit.seed")
+"""The params of which each repeat of a point has other values."""
 MAX_NAME_LENGTH = 80
 POINTS_READ_AHEAD = 256
 """Points whose experiments one process of git reads."""
@@ -117,6 +119,27 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
         return points
     random.Random(seed).shuffle(points)  # noqa: S311  a sample, not a secret
     return points[:draw]
+
+
+def repeat(points: Sequence[Point], count: int) -> list[Point]:
+    """Return each of *points* with the seeds 1 to *count* of the weights and of the training.
+
+    Raises `ParamsError` if a point sets one of these seeds.
+    """
+    keys = {key.lstrip("+") for point in points for _, file in point.overrides for key in map(_key_of, file)}
+    if taken := sorted(keys.intersection(REPEATED_SEEDS)):
+        raise ParamsError(f"--repeat {count} sets {' and '.join(REPEATED_SEEDS)}. Remove -S {taken[0]}")
+    return [_with_seed(point, seed) for point in points for seed in range(1, count + 1)]
+
+
+def _with_seed(point: Point, seed: int) -> Point:
+    files = dict(point.overrides)
+    files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={seed}" for key in REPEATED_SEEDS))
+    return Point(tuple(files.items()), (*point.varying, ("repeat", str(seed))))
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0]
 
 
 def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
-from pipeline.sweep.tables import collect_points, result_table, show_live_table
+from pipeline.sweep.tables import collect_points, repeats_table, result_table, show_live_table
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER
@@ -62,6 +62,8 @@ class SweepOptions:
     """A key of `RULES`: stop bad points early; None runs every point to its last epoch."""
     metric: str | None = None
     """The metric to rank points by; by default the first one of the valid split with a known direction."""
+    has_repeats: bool = False
+    """True to print the means of the points that differ in their seeds only."""
     output: IO[str] | None = None
     """The stream that the table of results is written to; None is standard output."""
 
@@ -318,7 +320,8 @@ def _conclude(
                 shown = find_metric(compared, options.metric)
             except ParamsError as error:
                 mistake = str(error)
-        print_text(f"\n{result_table(compared, shown)}", options.output, end="")
+        table = repeats_table(compared, shown) if options.has_repeats else result_table(compared, shown)
+        print_text(f"\n{table}", options.output, end="")
     lines = [mistake] if mistake else []
     if reasons := [f"{result.name}: {result.error}" for result in results if result.error]:
         lines += [f"{len(reasons)} of {_count(results, 'point')} failed", *reasons]

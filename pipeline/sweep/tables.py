@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.comparison.collection import summarize
+from pipeline.comparison.repeats import average_repeats
 from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
-from pipeline.comparison.tables import ABSENT, list_notes
+from pipeline.comparison.tables import ABSENT, list_notes, text_table
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.revisions.files import read_revisions
 from pipeline.sweep.job import Job
@@ -157,6 +158,12 @@ def result_table(comparison: Comparison, metric: str | None) -> str:
         numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
     return "\n".join([*lines, *list_notes(comparison)]) + "\n"
+
+
+def repeats_table(comparison: Comparison, metric: str | None) -> str:
+    """Return the table of the means of the points that differ in their seeds only, the best one first."""
+    metrics = () if metric is None else (metric,)
+    return text_table(average_repeats(comparison), ViewOptions(metrics, sort=metric))
 
 
 def _shorten(text: str, width: int) -> str:

@@ -14,6 +14,7 @@ from pipeline.sweep.plan import (
     expand,
     name_with_hash,
     plan_points,
+    repeat,
     short_point_names,
 )
 from stages.contracts.errors import ParamsError
@@ -135,3 +136,13 @@ def test_plan_of_a_finished_point_parses_one_file_and_starts_no_process(tmp_path
 
     assert counts[1][0] - counts[0][0] <= 10
     assert counts[1][1] == 2 * counts[0][1]
+
+
+def test_repeats_have_the_seeds_from_1_on_and_a_name_each():
+    points = repeat(expand(["fit.batch_size=32,64"]), 2)
+
+    names = [f"batch_size={size},repeat={seed}" for size in (32, 64) for seed in (1, 2)]
+    assert short_point_names(points) == names
+    assert points[1].set_params[1:] == ("params.yaml:++build_learner.seed=2", "params.yaml:++fit.seed=2")
+    with pytest.raises(ParamsError, match=r"--repeat 2 sets .*Remove -S fit.seed"):
+        repeat(expand(["fit.seed=1,2"]), 2)

@@ -1,0 +1,71 @@
+"""Runs that differ in their seeds only are shown as one, with mean and standard deviation."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from pipeline.comparison.page import build_table_data
+from pipeline.comparison.repeats import average_repeats
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
+from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
+from stages.contracts.history import Direction
+
+
+def run(name, losses, seconds=None, **params):
+    curve = MetricCurve("valid", "Loss", dict(enumerate(losses, start=1)), Direction.LOWEST)
+    named = {key.replace("_", ".", 1): value for key, value in params.items()}
+    return RunSummary(name, "a" * 40, named, {curve.name: curve}, len(losses), seconds, cached=True)
+
+
+REPEATS = Comparison(
+    (
+        run("rate=1,repeat=1", [3.0, 1.0], 2.0, fit_rate=1, fit_seed=1),
+        run("rate=2,repeat=1", [3.0, 5.0], fit_rate=2, fit_seed=1),
+        run("rate=1,repeat=2", [5.0, 2.0, 0.1], 4.0, fit_rate=1, fit_seed=2),
+        run("rate=2,repeat=2", [5.0, 5.0], fit_rate=2, fit_seed=2),
+        run("rate=3", [4.2, 1.6], fit_rate=3, fit_seed=1),
+    )
+)
+
+
+def test_values_are_means_over_the_epochs_of_all_repeats():
+    first, second, alone = average_repeats(REPEATS).runs
+
+    assert [each.name for each in (first, second, alone)] == ["rate=1 (2 runs)", "rate=2 (2 runs)", "rate=3"]
+    curve = first.metrics["valid/Loss"]
+    assert (dict(curve.series), curve.best, curve.deviation) == ({1: 4.0, 2: 1.5}, 1.5, math.sqrt(0.5))
+    assert (first.params, first.epochs, first.seconds) == ({"fit.rate": 1}, 2, 3.0)
+    assert second.metrics["valid/Loss"].deviation == math.sqrt(2)
+    assert alone == replace(REPEATS.runs[-1], params={"fit.rate": 3})
+
+
+def test_difference_exceeds_the_noise_if_it_is_larger_than_its_deviation():
+    compared = average_repeats(REPEATS)
+
+    assert [compared.exceeds_noise(each, "valid/Loss") for each in compared.runs] == [None, True, None]
+    assert compared.delta(compared.runs[1], "valid/Loss") == 2.5  # its deviation is 1.58
+
+
+def test_every_format_has_the_deviation():
+    compared = average_repeats(REPEATS)
+
+    assert text_table(compared).splitlines()[:3] == [
+        "run              rate  valid/Loss   best      ±  epoch       Δ  Δ > ±  epochs   time  cached",
+        "rate=1 (2 runs)     1       1.500  1.500  0.707      2       0  -           2  3.0 s  yes",
+        "rate=2 (2 runs)     2       5.000  4.000  1.414      1  +2.500  yes         2      -  yes",
+    ]
+    assert "| ± |" in markdown_table(compared)
+    assert "valid/Loss deviation" in csv_table(compared).splitlines()[0]
+    found = [each["metrics"]["valid/Loss"] for each in json.loads(json_table(compared))["runs"]]
+    assert [each.get("exceeds_noise") for each in found] == [None, True, None]
+    assert found[0]["deviation"] == pytest.approx(0.7071, abs=1e-4)
+    assert "±" in [column["title"] for column in build_table_data(compared, ViewOptions())["columns"]]
+
+
+def test_comparison_without_repeats_is_unchanged():
+    alone = Comparison(REPEATS.runs[:2])
+
+    assert average_repeats(alone) == alone
+    assert "±" not in text_table(alone)
