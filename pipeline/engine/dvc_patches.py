@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dvc.output
 import dvc.stage.cache
 import dvc.stage.run
 from dvc.dvcfile import Lockfile
@@ -28,6 +29,7 @@ from pipeline.project.revisions.dvc_checks import (
     remove_damaged_output,
     remove_from_cache,
 )
+from stages.contracts.errors import StageFailedError
 from stages.system.files import raise_unless_missing
 from stages.system.patches import Patch, check_patches
 
@@ -49,6 +51,12 @@ PATCHES: tuple[Patch, ...] = (
         "dvc.output:Output.commit",
         "DVC does not copy an output over a cached file of that name, even if the cached file is damaged",
         "(self, filter_info=None, relink=True)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.output:otransfer",
+        "DVC records outputs although a file of them could not be written to the cache",
+        None,
         SUPPORTED,
     ),
     Patch(
@@ -101,6 +109,7 @@ def apply() -> None:
     dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)
     Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
     Output.commit = _verify_before_commit(Output.commit)
+    dvc.output.otransfer = _raise_on_failure(dvc.output.otransfer)
     files: Any = type(LocalFileSystem().fs)
     files.walk = _list_or_raise(files.walk)
     Lockfile.dump_stages = _collect_stages(Lockfile.dump_stages)
@@ -249,6 +258,20 @@ def _verify_before_commit(original: Callable[..., None]) -> Callable[..., None]:
         original(output, *arguments, **options)
 
     return commit
+
+
+def _raise_on_failure(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def transfer(src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(src, dest, *arguments, **options)
+        if result.failed:
+            raise StageFailedError(
+                f"{len(result.failed)} of the files are not copied to DVC's cache {dest.path} (see above). "
+                "Check its disk and its permissions, and run the same command again"
+            )
+        return result
+
+    return transfer
 
 
 def _verify_entry(original: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.stage.serialize import to_single_stage_lockfile
+from dvc_objects.fs.generic import test_links
 from voluptuous import Invalid
 
 from pipeline.engine import dvc_patches
@@ -103,6 +104,7 @@ def reproduce(
             before = _read_locked(name)
             call.announce = lambda stage: _print_reasons(name, before, to_single_stage_lockfile(stage))
             with _log_warnings_only(), Repo() as repo:
+                _check_links(repo)
                 is_reproduced = bool(repo.reproduce(name, single_item=True, force=force))
     if not is_reproduced:
         return Outcome.UNCHANGED
@@ -110,6 +112,18 @@ def reproduce(
         return Outcome.RAN
     _print_reasons(name, before, _read_locked(name) or {})
     return Outcome.RESTORED
+
+
+def _check_links(repo: Repo) -> None:
+    """Raise `StageFailedError` before a stage runs if DVC cannot link its outputs to the cache afterwards."""
+    cache = repo.cache.local
+    kinds = cache.cache_types
+    if "copy" in kinds or test_links(kinds, cache.fs, cache.path, repo.fs, f"{repo.tmp_dir}{os.sep}links"):
+        return
+    raise StageFailedError(
+        f"cache.type is {','.join(kinds)}, and the cache {repo.cache.local_cache_dir} and the folder "
+        f"{repo.root_dir} permit no such links. Run `dvc config --local cache.type {','.join(kinds)},copy`"
+    )
 
 
 def explain_stage(repo: Repo, name: str) -> list[str]:

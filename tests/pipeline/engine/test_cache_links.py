@@ -1,10 +1,18 @@
 """Hard links between the checkpoints in the run store and DVC's cache."""
 
 import hashlib
+import tempfile
+from pathlib import Path
 
+import dvc.output
 import pytest
+from dvc.fs import LocalFileSystem
+from dvc_data.hashfile.db.local import LocalHashFileDB
+from dvc_data.hashfile.hash_info import HashInfo
 
+from pipeline.engine import dvc_patches
 from pipeline.engine.cache_links import link_into_cache, local_objects
+from stages.contracts.errors import StageFailedError
 
 
 @pytest.fixture
@@ -42,6 +50,34 @@ def test_run_store_cache_and_output_share_each_checkpoint_if_dvc_uses_hard_links
 
     for path in (finished.folder / "artifacts/checkpoint").iterdir():
         assert path.stat().st_nlink >= 3, path
+
+
+def test_cache_without_possible_links_is_refused_before_a_stage_runs(project):
+    memory = Path("/dev/shm")  # noqa: S108  another file system, in a folder of its own
+    if not memory.is_dir() or memory.stat().st_dev == project.folder.stat().st_dev:
+        pytest.skip(f"{memory} is not another file system")
+    with tempfile.TemporaryDirectory(dir=memory) as cache:
+        (project.folder / ".dvc/config.local").write_text(f"[cache]\ndir = {cache}\ntype = hardlink\n")
+
+        refused = project.call("run", "load-data")
+
+        assert refused.code == 1
+        assert "config --local cache.type hardlink,copy" in refused.err
+        assert not (project.folder / "artifacts").exists()
+        project.ok("dvc", "config", "--local", "cache.type", "hardlink,copy")
+        project.call("run", "create-artifact-dir").ok()
+
+
+def test_file_that_cannot_be_copied_to_the_cache_is_an_error(tmp_path):
+    dvc_patches.apply()
+    source, cache = (LocalHashFileDB(LocalFileSystem(), str(tmp_path / name)) for name in ("one", "other"))
+    oid = hashlib.md5(b"weights", usedforsecurity=False).hexdigest()
+    file = Path(source.oid_to_path(oid))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"weights")
+
+    with pytest.raises(StageFailedError, match=r"1 of the files .* not copied to DVC's cache"):
+        dvc.output.otransfer(source, cache, {HashInfo("md5", oid)}, validate_status=lambda _: file.unlink())
 
 
 @pytest.fixture
