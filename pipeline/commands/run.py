@@ -133,9 +133,10 @@ def run_stages(
             if is_recorded:
                 from pipeline.flows.flow import learner, run_from_command_line
 
-                with run_from_command_line(report):
+                with run_from_command_line(report) as has_begun:
                     learner(list(overrides), experiment=False, **vars(selection))
-            else:
+                is_recorded = has_begun.is_set()
+            if not is_recorded:
                 for name in stages:
                     report(name, reproduce(name, force=selection.force))
 

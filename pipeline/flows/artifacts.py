@@ -5,8 +5,8 @@ The artifact of the progress of training is updated by a thread, so that no step
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
@@ -22,8 +22,8 @@ from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
 from stages.renderers.plain import format_epoch
 
-API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError)
-"""The exceptions that Prefect's client raises if the server is unreachable."""
+API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError, ValueError)
+"""The exceptions that Prefect's client raises if the server does not respond as an API."""
 PROGRESS_KEY = "fit-progress"
 PROGRESS_INTERVAL_SECONDS = 5.0
 FINAL_UPDATE_SECONDS = 5.0
@@ -42,12 +42,11 @@ def short_timeout_client() -> Iterator[SyncPrefectClient]:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The artifacts of one run; one that cannot be written is one warning and does not end the run."""
+    """The artifacts of one run. The methods raise one of `API_ERRORS` if the server does not respond."""
 
     flow_run: UUID | None
     task_run: UUID | None
     logger: "Logger | LoggerAdapter[Any]"
-    _failed_keys: set[str] = field(default_factory=set)
 
     @classmethod
     def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "Artifacts":
@@ -56,11 +55,8 @@ class Artifacts:
         flow_run = flow.flow_run.id if flow and flow.flow_run else None
         return cls(flow_run, task.task_run.id if task else None, logger)
 
-    def create(self, kind: str, key: str, data: Any, description: str = "") -> UUID | None:
-        """Write an artifact and return its id; None if it cannot be written.
-
-        *key* has lower-case letters, digits and dashes.
-        """
+    def create(self, kind: str, key: str, data: Any, description: str = "") -> UUID:
+        """Write an artifact and return its id; *key* has lower-case letters, digits and dashes."""
         artifact = ArtifactCreate(
             type=kind,
             key=key,
@@ -69,24 +65,13 @@ class Artifacts:
             flow_run_id=self.flow_run,
             task_run_id=self.task_run,
         )
-        try:
-            with short_timeout_client() as client:
-                return client.create_artifact(artifact).id
-        except API_ERRORS as error:
-            reason = str(error).split("\n")[0] or type(error).__name__
-            if key not in self._failed_keys:
-                self.logger.warning("the artifact %s is not written: %s", key, reason)
-            self._failed_keys.add(key)
-        return None
+        with short_timeout_client() as client:
+            return client.create_artifact(artifact).id
 
-    def update(self, artifact: UUID, data: Any, description: str) -> bool:
-        """Replace the content of *artifact*, and return whether that succeeded, without a log line."""
-        try:
-            with short_timeout_client() as client:
-                client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
-        except API_ERRORS:
-            return False
-        return True
+    def update(self, artifact: UUID, data: Any, description: str) -> None:
+        """Replace the content of *artifact*."""
+        with short_timeout_client() as client:
+            client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
 
 
 class ProgressRenderer:
@@ -106,7 +91,7 @@ class ProgressRenderer:
 
     @classmethod
     def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "ProgressRenderer":
-        """Return a renderer for the task run in progress; *logger* receives the errors of the server."""
+        """Return a renderer for the task run in progress."""
         return cls(Artifacts.of_this_run(logger))
 
     def start(self, progress: Progress) -> None:
@@ -145,12 +130,13 @@ class ProgressRenderer:
     def _update_artifact(self) -> None:
         artifact: UUID | None = None
         sent: tuple[float, str] | None = None
-        has_ended = False
+        has_ended, pause = False, 0.0
         while not has_ended:
-            has_ended = self._has_ended.wait(self._interval if sent else 0.0)
+            has_ended, pause = self._has_ended.wait(pause), self._interval
             now = self._now
-            if artifact is None:
-                artifact = self._artifacts.create("progress", PROGRESS_KEY, now[0], now[1])
-            elif now != sent and not self._artifacts.update(artifact, now[0], now[1]):
-                continue
-            sent = now
+            with suppress(*API_ERRORS):  # the next update is tried, and the end of the run reports an outage
+                if artifact is None:
+                    artifact = self._artifacts.create("progress", PROGRESS_KEY, now[0], now[1])
+                elif now != sent:
+                    self._artifacts.update(artifact, now[0], now[1])
+                sent = now

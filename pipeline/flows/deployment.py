@@ -12,8 +12,9 @@ from uuid import UUID
 
 from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
-from pipeline.flows.flow import RUN_VARIABLE, SERVER_VARIABLE, learner
+from pipeline.flows.flow import SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
+from pipeline.flows.server_outage import RUN_VARIABLE
 from pipeline.project.snapshot import record_loaded_sources
 from stages.contracts.printing import CleanRecord
 

@@ -10,25 +10,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, cast
+from uuid import UUID
 
-import httpx
 from prefect import State, flow, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
-from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
-from prefect.states import Completed, Failed
+from prefect.settings import temporary_settings
+from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
+from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
 from pipeline.flows.experiments import (
     Experiment,
@@ -38,18 +39,18 @@ from pipeline.flows.experiments import (
     warn_of_temporary_folder,
 )
 from pipeline.flows.run_page import slug, write_artifacts
-from pipeline.flows.run_registry import end_tasks, note_completion, register_this_run
+from pipeline.flows.run_registry import end_tasks, note_end, register_flow_run, register_this_run
 from pipeline.flows.server_outage import (
-    RETRIED_CODES,
-    exit_if_unreachable,
+    QUICK_REQUESTS,
+    UnrecordedRunError,
     explain_api_errors,
-    outage_message,
     outage_seconds,
     read_seconds,
+    summarize,
     wait_for_server,
 )
 from pipeline.flows.task_run import run_recorded
-from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.flows.tasks import TASKS, hide_expected_errors
 from pipeline.project.check import check_stages
 from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
@@ -58,16 +59,17 @@ from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
 from stages.contracts.fields import MAX_SECONDS
+from stages.contracts.printing import print_error
 
 Report = Callable[[str, Outcome], None]
 
-RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
-"""Environment variable that Prefect sets in a process that it starts for one run."""
 SERVER_VARIABLE = "LEARNER_SERVE_PID"
 """Environment variable with the process of `learner serve`, for the runs that it starts."""
 WAIT_VARIABLE = "LEARNER_WAIT_SECONDS"
 WAIT_SECONDS = 3600.0
 """Default time limit of a run in the workspace for acquiring the project lock."""
+EVENTS_SECONDS = 10.0
+"""Time limit for the server to receive the states of the tasks."""
 MIN_TIMEOUT_SECONDS = 0.01
 """The shortest timeout of a task, because Prefect reads a timeout of 0 as no timeout."""
 ROUNDING_SECONDS = 0.1
@@ -81,6 +83,8 @@ NO_ITEMS: list[str] = []
 def _name_run() -> str:
     """Return the name of the flow run that begins: its overrides, or the model, optimizer and epochs."""
     context = FlowRunContext.get()
+    if (command_line := _command_line.get()) and context and context.flow_run:
+        command_line.flow_runs.append(context.flow_run.id)
     overrides = (context.parameters or {}).get("overrides") if context else None
     if overrides:
         return ", ".join(_shorten(override) for override in overrides)[:MAX_NAME]
@@ -123,14 +127,14 @@ def learner(
     """
     request = _Request(overrides, targets, deadline_after(timeout_seconds), downstream, force)
     execute = partial(reproduce, run=run_recorded, force=force)
-    hide_expected_tracebacks()
+    hide_expected_errors()
+    if command_line := _command_line.get():
+        command_line.has_begun.set()
     register_this_run()
     with ExitStack() as stack:
-        watch_server = _plan_exit()
         stack.push(_end_tasks)
-        stack.callback(watch_server)
         try:
-            if _command_line.get() is None:
+            if command_line is None:
                 _prepare(request, experiment=experiment, push=push)
             title = _read_title()
             name = _name_experiment(title) if experiment else None
@@ -144,9 +148,8 @@ def learner(
                             outcome = task(execute).result()  # not submitted: threads receive no signal
                         report(stage, outcome)
                     results = read_results() if request.trains else None
-            note_completion()
+            note_end(_this_run().id, Completed())
             stack.callback(_write_page, results, title)
-            stack.callback(watch_server)  # callbacks run in reverse: this one is called first
             if push:
                 push_results(name, get_run_logger().info)
         except TimeoutError as error:
@@ -183,29 +186,37 @@ class _CommandLine:
     """The command that called the flow: it holds the project lock, and has started the watchdog."""
 
     report: Report
-    outage_seconds: float
-    has_returned: threading.Event
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    flow_runs: list[UUID] = field(default_factory=list)
+    """The flow run that the server has created."""
 
 
 _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", default=None)
 
 
 @contextmanager
-def run_from_command_line(report: Report) -> Iterator[None]:
+def run_from_command_line(report: Report) -> Iterator[threading.Event]:
     """Let a command that holds the project lock call `learner` in the block, for the workspace.
 
-    *report* receives the outcome of each stage. Raises `StageError` if the server goes away or refuses the
-    flow; the process then exits within `outage_seconds`.
+    *report* receives the outcome of each stage. Yields the event that the run sets when it begins. If the
+    server does not respond as an API, the block ends before that with a warning. Raises `StageError` if the
+    server refuses the flow, or if the record is required.
     """
-    command_line = _CommandLine(report, outage_seconds(), threading.Event())
+    outage_seconds()  # refuses an invalid variable
+    prefect_patches.apply()
+    command_line = _CommandLine(report)
     token = _command_line.set(command_line)
     try:
-        with explain_api_errors(), temporary_settings({PREFECT_CLIENT_RETRY_EXTRA_CODES: RETRIED_CODES}):
-            yield
-    except httpx.TransportError as error:
-        raise StageError(outage_message()) from error
+        with explain_api_errors(command_line.has_begun), temporary_settings(QUICK_REQUESTS):
+            yield command_line.has_begun
+    except UnrecordedRunError as error:
+        if prefect_api.read_recording(prefect_api.Recording.OPTIONAL) is prefect_api.Recording.REQUIRED:
+            raise
+        print_error(f"warning: {error}")
+        for flow_run in command_line.flow_runs:
+            register_flow_run(flow_run)
+            note_end(flow_run, Cancelled(message=str(error)))
     finally:
-        command_line.has_returned.set()
         _command_line.reset(token)
 
 
@@ -227,19 +238,6 @@ def has_passed(deadline: float | None) -> bool:
     A `TimeoutError` alone does not show this, because user code raises that error too.
     """
     return deadline is not None and time.monotonic() >= deadline - ROUNDING_SECONDS
-
-
-def _plan_exit() -> Callable[[], None]:
-    """Return the function to call after the stages, which bounds the wait for an unreachable server.
-
-    It has no effect when it is called again, or in a process that does other work than this run.
-    """
-    command_line = _command_line.get()
-    if command_line:
-        return cache(partial(exit_if_unreachable, command_line.has_returned, command_line.outage_seconds))
-    if RUN_VARIABLE in os.environ:
-        return cache(partial(exit_if_unreachable, threading.Event(), outage_seconds()))
-    return lambda: None
 
 
 def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
@@ -299,11 +297,14 @@ def _name_experiment(title: str) -> str:
 
 
 def _write_page(results: Results | None, title: str) -> None:
-    """Write the artifacts of the run, as soon as the server responds."""
+    """Write the artifacts of the run, as soon as the server responds; an error is a warning."""
     logger = get_run_logger()
-    wait_for_server(outage_seconds(), logger.warning)
-    if results:
-        write_artifacts(results, _this_run(), Artifacts.of_this_run(logger), title)
+    if wait_for_server(outage_seconds(), logger.warning) and results:
+        try:
+            write_artifacts(results, _this_run(), Artifacts.of_this_run(logger), title)
+        except API_ERRORS as error:
+            if wait_for_server(outage_seconds(), logger.warning):  # otherwise this has printed a warning
+                logger.warning("the page of this run is incomplete: %s", summarize(error))
 
 
 def _end_tasks(_: object, error: BaseException | None, *_rest: object) -> None:
@@ -311,7 +312,11 @@ def _end_tasks(_: object, error: BaseException | None, *_rest: object) -> None:
     run = FlowRunContext.get()
     if run is None or run.flow_run is None or not (error is None or isinstance(error, Exception)):
         return
-    EventsWorker.instance().wait_until_empty()
+    if not wait_for_server(outage_seconds(), get_run_logger().warning):
+        return
+    events = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
+    events.start()
+    events.join(EVENTS_SECONDS)
     message = "The server has not received the end of this task"
     state: State[Any] = Failed(message=message) if error else Completed(message=message)
     with suppress(*API_ERRORS), short_timeout_client() as client:

@@ -5,6 +5,9 @@
 * The lease keeper. A run of a deployment renews its slot in the deployment's concurrency limit, and Prefect
   ends the run if the server does not respond for some minutes. With the replacement the run continues with a
   warning. The server then gives the slot to another run, which waits for the project lock.
+* The final state of a run. Prefect raises an error if the server does not respond when the run has ended, and
+  then reports another final state. With the replacement the run ends as it has, and a note on disk has its
+  state for the next run to report. A process that Prefect has started exits with code 1.
 * The commit of a cancellation. Prefect's runner announces it before it sends SIGTERM, and the run accepts it
   only if Prefect's own handler of SIGTERM is installed. A stage installs a handler that defers the signal.
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
@@ -14,11 +17,13 @@
   replacement they connect again, and ask for what the events have not reported.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
-  torch raises as an error in the run. With the replacement a service that was reset is not drained.
+  torch raises as an error in the run. With the replacement a service that was reset is not drained, nor one
+  whose server does not respond any more: Prefect waits for some seconds for each event.
 """
 
 import asyncio
 import functools
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
@@ -29,14 +34,28 @@ import httpx
 import prefect.flow_engine
 from prefect._internal import control_listener, observers
 from prefect._internal.concurrency.services import _QueueServiceBase
+from prefect.client.schemas.objects import State
 from prefect.logging import get_logger
 from prefect.runner import _scheduled_run_poller
 
 from pipeline.engine.signals import DeferredSignals
+from pipeline.flows.artifacts import API_ERRORS
+from pipeline.flows.run_registry import note_end
+from pipeline.flows.server_outage import (
+    RUN_VARIABLE,
+    exit_with_outage,
+    has_given_up,
+    is_refusal,
+    outage_seconds,
+    summarize,
+    wait_for_server,
+)
+from stages.contracts.printing import print_error
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"
+PROPOSE = "propose_state_sync"
 COMMIT = "commit_control_intent_and_ack"
 LOOP = "critical_service_loop"
 CONSUME = "_consume_events"
@@ -51,6 +70,12 @@ PATCHES: tuple[Patch, ...] = (
         f"prefect.flow_engine:{LEASE_KEEPER}",
         "Prefect ends a run if its concurrency slot cannot be renewed, and has no setting to let it continue",
         "(lease_id, lease_duration, raise_on_lease_renewal_failure=False, suppress_warnings=False)",
+        SUPPORTED,
+    ),
+    Patch(
+        f"prefect.flow_engine:{PROPOSE}",
+        "Prefect ends a run with an error if its final state cannot be reported",
+        "(client, state, flow_run_id, force=False)",
         SUPPORTED,
     ),
     Patch(
@@ -96,12 +121,13 @@ def apply() -> None:
     check_patches(PATCHES)
     replacements: tuple[tuple[object, str, Callable[[Any], Any]], ...] = (
         (prefect.flow_engine, LEASE_KEEPER, _continue_without_lease),
+        (prefect.flow_engine, PROPOSE, _note_unsent_end),
         (control_listener, COMMIT, _commit_while_deferred),
         (_scheduled_run_poller, LOOP, _outlive_outages),
         (observers, LOOP, _outlive_outages),
         (observers.FlowRunCancellingObserver, CONSUME, _connect_again),
         (observers.FlowRunSuspendingObserver, CONSUME, _connect_again),
-        (_QueueServiceBase, DRAIN, _skip_reset_service),
+        (_QueueServiceBase, DRAIN, _skip_useless_drain),
     )
     for owner, name, replace in replacements:
         setattr(owner, name, replace(getattr(owner, name)))
@@ -115,6 +141,31 @@ def _continue_without_lease(
         return original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False}))
 
     return maintain
+
+
+def _note_unsent_end(original: Callable[..., State[Any]]) -> Callable[..., State[Any]]:
+    @functools.wraps(original)
+    def propose(client: object, state: State[Any], flow_run_id: UUID, force: bool = False) -> State[Any]:  # noqa: FBT001, FBT002  Prefect's signature
+        if not state.is_final():
+            return original(client, state, flow_run_id, force)
+        try:
+            if wait_for_server(outage_seconds(), _warn):
+                return original(client, state, flow_run_id, force)
+        except API_ERRORS as error:
+            if is_refusal(error):
+                raise
+            _warn(f"the next run in this folder reports the end of this one: {summarize(error)}")
+        note_end(flow_run_id, state)
+        if RUN_VARIABLE in os.environ:
+            exit_with_outage()
+        return state
+
+    return propose
+
+
+def _warn(message: str) -> None:
+    """Print *message*: a logger of Prefect needs the context of the run, which has ended."""
+    print_error(f"warning: {message}")
 
 
 def _commit_while_deferred(original: Callable[..., bool]) -> Callable[..., bool]:
@@ -193,11 +244,11 @@ def _connect_again(
     return consume
 
 
-def _skip_reset_service(original: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_useless_drain(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def drain(service: Any, *arguments: Any, **options: Any) -> Any:
         state = vars(service)
         is_reset = state["_stopped"] and state["_done_event"] is None
-        return False if is_reset else original(service, *arguments, **options)
+        return False if is_reset or has_given_up() else original(service, *arguments, **options)
 
     return drain

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from pipeline.comparison import plot_images
-from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
+from pipeline.flows.artifacts import Artifacts, short_timeout_client
 from pipeline.project.git import run_git
 from pipeline.project.revisions.revision import Results
 from stages.contracts.errors import StageError
@@ -29,12 +29,11 @@ MAX_PREVIOUS_RUNS = 20
 def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
     """Write the artifacts of *run* with its *results*; their keys begin with *title*.
 
-    If the first one cannot be written, the server is unreachable, and the others are skipped.
+    Raises one of `API_ERRORS` if one cannot be written.
     """
     prefix = slug(title)
     description = f"Learner summary, {results.epochs} epochs"
-    if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), description):
-        return
+    artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), description)
     write_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
         model = results.checkpoint
@@ -44,7 +43,8 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
         artifacts.create("markdown", f"{prefix}-checkpoint", text, f"The model after epoch {model.epoch}")
     key = f"{prefix}-record"
     project = _identify_project()
-    name, before = _last_record(run, key, project, artifacts)
+    with short_timeout_client() as client:
+        name, before = _last_record(client, run, key, project)
     now = {"metrics": dict(results.metrics), "params": dict(results.params), "project": project}
     rows = list(_differences(before, now))
     whose = "this deployment" if run.deployment_id else "this project"
@@ -129,22 +129,13 @@ def _identify_project() -> str:
     return f"{socket.gethostname()}:{folder}"
 
 
-def _last_record(run: FlowRun, key: str, project: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
+def _last_record(
+    client: SyncPrefectClient, run: FlowRun, key: str, project: str
+) -> tuple[str, Mapping[str, Any]]:
     """Return name and record of the previous run that has one; empty without one.
 
     It is one of the same deployment, or, for a run of the command line, one of the same *project*.
     """
-    try:
-        with short_timeout_client() as client:
-            return _newest_record(client, run, key, project)
-    except API_ERRORS as error:
-        artifacts.logger.warning("cannot read the previous run: %s", error)
-    return "", {}
-
-
-def _newest_record(
-    client: SyncPrefectClient, run: FlowRun, key: str, project: str
-) -> tuple[str, Mapping[str, Any]]:
     deployment = {"any_": [run.deployment_id]} if run.deployment_id else {"is_null_": True}
     same = FlowRunFilter.model_validate(
         {"deployment_id": deployment, "state": {"type": {"any_": ["COMPLETED"]}}}

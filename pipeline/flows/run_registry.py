@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Completed, Crashed
+from prefect.states import Cancelled, Crashed
 
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from pipeline.flows.server_outage import describe_url
@@ -33,6 +33,7 @@ from stages.runs.layout import FLOW_RUNS_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, lock_holder
 from stages.system.files import write_text
 
+UNSENT = "The server was unreachable when this run ended"
 SUBMISSION_SECONDS = 20.0
 """Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""
 
@@ -59,18 +60,17 @@ def register_this_run() -> None:
     report_killed_runs()
 
 
-def note_completion() -> None:
-    """Note that the flow run that this is called in has completed, although it has not been reported yet."""
-    context = FlowRunContext.get()
-    if context and context.flow_run:
-        write_text(_note(context.flow_run.id), json.dumps({"api": describe_url(), "completed": True}))
+def note_end(flow_run: UUID, state: State[Any]) -> None:
+    """Note that *flow_run* has ended in *state*, which the server does not have yet."""
+    end = {"type": state.type.value, "name": state.name, "message": state.message or UNSENT}
+    write_text(_note(flow_run), json.dumps({"api": describe_url(), "end": end}))
 
 
 def report_killed_runs() -> None:
     """Report the noted flow runs whose processes have ended without a report to Prefect, which frees slots.
 
-    A run that was killed is reported as crashed, or as cancelled if Prefect was cancelling it. Notes of
-    another host or another API stay, and all of them if the API does not respond.
+    A run that was killed is reported as crashed, or as cancelled if Prefect was cancelling it; another one in
+    the state that is noted. Notes of another host or another API stay, and all if the API does not respond.
     """
     for note in sorted(FLOW_RUNS_FOLDER.glob("*.json")):
         lock = note.with_suffix(".lock")
@@ -83,8 +83,8 @@ def report_killed_runs() -> None:
                 continue
             try:
                 with short_timeout_client() as client:
-                    if noted.get("completed"):
-                        _report_completion(client, UUID(note.stem))
+                    if "end" in noted:
+                        _report_end(client, UUID(note.stem), State.model_validate(noted["end"]))
                     _report(client, UUID(note.stem), str(owner or "an unknown process"))
             except ObjectNotFound:  # a user deleted the run
                 pass
@@ -184,7 +184,7 @@ def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:
 
 def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
     state = client.read_flow_run(flow_run).state
-    if state is None or not (state.is_running() or state.is_pending() or state.is_cancelling()):
+    if state is None or not _is_in_progress(state):
         return
     message = (
         f"The process of this run ({process}) was killed. The next run with the same params resumes from the "
@@ -196,12 +196,15 @@ def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
     end_tasks(client, flow_run, final)
 
 
-def _report_completion(client: SyncPrefectClient, flow_run: UUID) -> None:
+def _report_end(client: SyncPrefectClient, flow_run: UUID, end: State[Any]) -> None:
     state = client.read_flow_run(flow_run).state
-    if state and (state.is_running() or state.is_cancelling() or state.is_crashed()):
-        completed: State[Any] = Completed(message="The server was unreachable when this run ended")
-        client.set_flow_run_state(flow_run, completed, force=True)
-        end_tasks(client, flow_run, completed)
+    if state and (_is_in_progress(state) or state.is_crashed()):
+        client.set_flow_run_state(flow_run, end, force=True)
+        end_tasks(client, flow_run, end)
+
+
+def _is_in_progress(state: State[Any]) -> bool:
+    return state.is_running() or state.is_pending() or state.is_cancelling()
 
 
 def end_tasks(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:
@@ -222,9 +225,10 @@ def _note(flow_run: UUID) -> Path:
 def _remove_if_final(flow_run: FlowRun) -> None:
     """Remove the note of *flow_run* if the server has its final state.
 
-    Prefect reports the state after the flow, so this is called when the process exits.
+    Prefect reports the state after the flow, so this is called when the process exits. The server sets the
+    flow run in the details of a state.
     """
-    if flow_run.state and flow_run.state.is_final():
+    if flow_run.state and flow_run.state.is_final() and flow_run.state.state_details.flow_run_id:
         _remove(_note(flow_run.id))
 
 

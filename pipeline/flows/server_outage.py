@@ -13,24 +13,42 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from http.client import HTTPException
+from typing import NoReturn, TypeGuard
 
 import httpx
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
+)
 
+from pipeline.flows.artifacts import API_ERRORS
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error
 from stages.contracts.text import hide_passwords
 
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Environment variable that Prefect sets in a process that it starts for one run."""
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
-DEFAULT_SECONDS = 60.0
-"""Default time without a response after which the process exits."""
+DEFAULT_SECONDS = 25.0
+"""Default time without a response after which a run ends without a report."""
 PROBE_SECONDS = 2.0
 PAUSE_SECONDS = 0.2
 RETRIED_CODES = "500,504"
 """Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
-UNREACHABLE = "Failed to reach API"
-"""Beginning of the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
+QUICK_REQUESTS = {
+    PREFECT_CLIENT_RETRY_EXTRA_CODES: RETRIED_CODES,
+    PREFECT_CLIENT_MAX_RETRIES: 2,
+    PREFECT_API_REQUEST_TIMEOUT: 8.0,
+}
+"""The settings with which a request fails within half a minute: three attempts, and pauses of six seconds."""
+
+
+class UnrecordedRunError(StageError):
+    """A server that does not let a run begin, which can run without a record."""
 
 
 def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
@@ -41,17 +59,33 @@ def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
     threading.Thread(target=_watch, args=(has_ended, seconds), name="server-outage", daemon=True).start()
 
 
-def wait_for_server(seconds: float, warn: Callable[[str], None]) -> None:
-    """Return when the server responds, or after *seconds*; *warn* receives a message if it must wait."""
-    if _is_responding():
-        return
-    end = time.monotonic() + seconds
-    warn(
-        f"the Prefect server at {describe_url()} does not respond: waiting up to {seconds:g} s to report "
-        "the run"
-    )
-    while not _is_responding() and time.monotonic() < end:
+def wait_for_server(seconds: float, warn: Callable[[str], None]) -> bool:
+    """Return True when the server responds, and False when it has not for *seconds*, in all calls together.
+
+    *warn* receives one message if it must wait.
+    """
+    url = describe_url()
+    while not _is_responding():
+        if url not in _outages:
+            _outages[url] = time.monotonic()
+            warn(
+                f"the Prefect server at {url} does not respond: waiting up to {seconds:g} s to report it. "
+                "After that, the next run in this folder reports this one"
+            )
+        if time.monotonic() - _outages[url] > seconds:
+            return False
         time.sleep(PAUSE_SECONDS)
+    _outages.pop(url, None)
+    return True
+
+
+def has_given_up() -> bool:
+    """Return whether the server did not respond when this process last waited for it."""
+    return describe_url() in _outages
+
+
+_outages: dict[str, float] = {}
+"""The time on the monotonic clock since which each server has not responded."""
 
 
 def outage_seconds() -> float:
@@ -84,20 +118,35 @@ def outage_message() -> str:
 
 
 @contextmanager
-def explain_api_errors() -> Iterator[None]:
-    """Raise `StageError` if the server refuses a request of the block or is unreachable when it begins."""
+def explain_api_errors(has_begun: threading.Event) -> Iterator[None]:
+    """Raise `StageError` if the server refuses a request of the block.
+
+    Raises `UnrecordedRunError` if the server does not let the run of the block begin, which sets *has_begun*.
+    """
     try:
         yield
-    except httpx.HTTPStatusError as error:
-        code = error.response.status_code
-        advice = ". Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
-        raise StageError(
-            f"the Prefect API at {hide_passwords(str(error.request.url))} responded with HTTP {code}{advice}"
-        ) from error
-    except RuntimeError as error:
-        if not str(error).startswith(UNREACHABLE):
+    except API_ERRORS as error:
+        if is_refusal(error):
+            code = error.response.status_code
+            advice = ". Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
+            url = hide_passwords(str(error.request.url))
+            raise StageError(f"the Prefect API at {url} responded with HTTP {code}{advice}") from error
+        if has_begun.is_set():
             raise
-        raise StageError(str(error).partition("\n")[0]) from error
+        raise UnrecordedRunError(
+            f"the Prefect server at {describe_url()} does not respond as it should ({summarize(error)}), so "
+            "this run is not recorded there"
+        ) from error
+
+
+def summarize(error: Exception) -> str:
+    """Return the first line of *error* without a password."""
+    return hide_passwords(str(error).partition("\n")[0]) or type(error).__name__
+
+
+def is_refusal(error: Exception) -> TypeGuard[httpx.HTTPStatusError]:
+    """Return whether *error* is a response with which the server refuses a request, as without a login."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error
 
 
 def _watch(has_ended: threading.Event, seconds: float) -> None:
@@ -106,18 +155,24 @@ def _watch(has_ended: threading.Event, seconds: float) -> None:
         if _is_responding():
             last_response = time.monotonic()
         elif time.monotonic() - last_response > seconds:
-            with suppress(OSError):  # the terminal was closed
-                print_error(f"\nerror: {outage_message()}")
-            os._exit(1)
+            exit_with_outage()
+
+
+def exit_with_outage() -> NoReturn:
+    """Exit at once with a message and exit code 1."""
+    with suppress(OSError):  # the terminal was closed
+        print_error(f"\nerror: {outage_message()}")
+    os._exit(1)
 
 
 def _is_responding() -> bool:
+    url = f"{PREFECT_API_URL.value()}/health"
     try:
-        with urllib.request.urlopen(f"{PREFECT_API_URL.value()}/health", timeout=PROBE_SECONDS):  # noqa: S310
-            return True
+        with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as response:  # noqa: S310  the user's own
+            return not response.read().startswith(b"<")  # a page of a proxy
     except urllib.error.HTTPError as error:
         return error.code < HTTPStatus.INTERNAL_SERVER_ERROR
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False
 
 

@@ -1,14 +1,14 @@
 """The body of a stage in a Prefect task run: it logs lines, shows progress and holds GPU slots."""
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from io import TextIOBase
 from logging import Logger, LoggerAdapter
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import httpx
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -22,8 +22,8 @@ from pipeline.engine.rank_launcher import needs_launch
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
-from pipeline.flows.server_outage import explain_api_errors
-from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.flows.server_outage import UnrecordedRunError, explain_api_errors, summarize
+from pipeline.flows.tasks import TASKS, hide_expected_errors
 from pipeline.project.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer, Renderers
@@ -105,17 +105,15 @@ def gpu_slots(logger: "RunLogger", count: int | None = None) -> Iterator[None]:
     slots = concurrency(GPU_LIMIT, occupy=wanted, raise_on_lease_renewal_failure=False)
     try:
         slots.__enter__()
-    except httpx.TransportError as error:
-        logger.warning(
-            "training without slots of the limit %r, because the server is unreachable: %s", GPU_LIMIT, error
-        )
-        yield
-        return
     except ConcurrencySlotAcquisitionError as error:
         raise StageError(
             f"cannot acquire {wanted} slots of the concurrency limit {GPU_LIMIT!r}: {error}. "
             f"Run `prefect gcl inspect {GPU_LIMIT}` to see the limit"
         ) from error
+    except API_ERRORS as error:
+        logger.warning("training without slots of the limit %r: %s", GPU_LIMIT, summarize(error))
+        yield
+        return
     logger.info("acquired slots of the limit %r: %d", GPU_LIMIT, wanted)
     try:
         yield
@@ -140,7 +138,7 @@ def join_flow_run() -> Iterator[bool]:
     client = get_client(sync_client=True)
     try:
         flow_run = client.read_flow_run(UUID(name))
-    except httpx.TransportError:
+    except API_ERRORS:
         yield False
         return
     context = FlowRunContext(
@@ -157,11 +155,17 @@ def join_flow_run() -> Iterator[bool]:
 def run_as_task(name: str) -> bool:
     """Run stage *name* as a task run, of the flow run that the environment names, if any.
 
-    Returns False, and does not run the stage, if the server of that flow run is unreachable.
+    Returns False, and does not run the stage, if the server does not respond.
     """
-    hide_expected_tracebacks()
-    with join_flow_run() as is_recorded:
-        if is_recorded:
-            with explain_api_errors():
-                TASKS[name](run_recorded)
-        return is_recorded
+    hide_expected_errors()
+    has_begun = threading.Event()
+
+    def execute(stage: str) -> None:
+        has_begun.set()
+        run_recorded(stage)
+
+    with suppress(UnrecordedRunError), join_flow_run() as is_joined:
+        if is_joined:
+            with explain_api_errors(has_begun):
+                TASKS[name](execute)
+    return has_begun.is_set()

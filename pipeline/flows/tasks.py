@@ -84,10 +84,21 @@ def _build_state(name: str, outcome: "Outcome | None") -> State[Any]:
     return Completed(name="Cached", message=f"DVC: {outcome}", data=outcome)
 
 
-def hide_expected_tracebacks() -> None:
-    """Have Prefect log a `StageError` and a timeout as a message only; other errors keep their traceback."""
+def hide_expected_errors() -> None:
+    """Have Prefect log a `StageError` and a timeout as a message only; other errors keep their traceback.
+
+    It prints nothing for an event and for logs that the server does not accept: the end of the run reports an
+    outage.
+    """
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_remove_traceback)
+    logging.getLogger("prefect._internal.concurrency").addFilter(_is_about_no_event)
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
+    logging.raiseExceptions = False
+
+
+def _is_about_no_event(record: logging.LogRecord) -> bool:
+    return "failed to process item" not in str(record.msg)
 
 
 def _remove_traceback(record: logging.LogRecord) -> bool:

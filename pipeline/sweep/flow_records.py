@@ -11,7 +11,7 @@ from prefect.exceptions import PrefectException
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.flows.run_registry import register_this_run
-from pipeline.flows.tasks import hide_expected_tracebacks
+from pipeline.flows.tasks import hide_expected_errors
 from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import Job, run_job
 from stages.contracts.errors import StageError, StageFailedError
@@ -24,7 +24,7 @@ class PointsFailedError(StageFailedError):
 @task(name="experiment", cache_policy=NO_CACHE)
 def experiment_task(job: Job) -> None:
     """Run one point."""
-    hide_expected_tracebacks()  # also in a worker
+    hide_expected_errors()  # also in a worker
     run_job(job)
 
 
@@ -41,7 +41,7 @@ def sweep_flow(jobs: Sequence[Job], width: int, report: Report) -> None:
     def submit(job: Job) -> Any:
         return experiment_task.with_options(task_run_name=job.name).submit(job)
 
-    hide_expected_tracebacks()
+    hide_expected_errors()
     register_this_run()
     run_jobs(jobs, width, submit, note_and_report)
     if failed:

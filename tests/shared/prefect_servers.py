@@ -90,14 +90,25 @@ def running_server(home, database=None, *, has_template=True, **settings):
         made.end()
 
 
+RESPONSES = {
+    "500": b"HTTP/1.1 500 Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "page": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>",
+    "garbage": b"\0\1\2\r\n\r\n",
+}
+"""The responses of a proxy instead of those of the API."""
+FAULTS = ("drop", "silent", "delay", "truncate", *RESPONSES)
+REQUEST = re.compile(rb"[A-Z]+ /\S* HTTP/1")
+
+
 class Proxy:
-    """A TCP proxy in front of the API at *address*, with faults for a number of connections."""
+    """A proxy in front of the API at *address*, with faults for a number of requests."""
 
     def __init__(self, address):
         self._connections = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._fault, self.faults = None, 0
-        """Number of connections that had a fault."""
+        self._fault, self._first = None, 0
+        self.requests, self.faults = 0, 0
+        """The numbers of requests, and of those that had a fault."""
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/api"
         self.recover(address)
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -112,18 +123,18 @@ class Proxy:
         self._listener.close()
         self._thread.join()
 
-    def fail(self, fault, count=math.inf):
-        """Close the connections, and let the next *count* fail.
+    def fail(self, fault, count=math.inf, *, after=0):
+        """Let the next *count* requests fail: at once, with closed connections, or *after* some requests.
 
-        *fault* is "drop", which closes them, "500", which is the response, or "delay" of some seconds.
+        *fault* is "drop", which closes the connection, "silent", which sends no response, "delay" of some
+        seconds, "truncate", which closes the connection within the response, or one of `RESPONSES`.
         """
-        self._fault, self._count = fault, count
-        for connection in list(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._fault, self._count, self._first = fault, count, self.requests + after
+        if after == 0:
+            close(*self._connections)
 
     def recover(self, address=None):
-        """Forward the connections from now on, to *address* if it is given."""
+        """Forward the requests from now on, to *address* if it is given."""
         if address:
             target = urlsplit(address)
             self._target = (target.hostname, target.port)
@@ -136,39 +147,56 @@ class Proxy:
                 threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
 
     def _handle(self, client):
-        has_fault = self._count > 0
-        if has_fault:
-            self._count, self.faults = self._count - 1, self.faults + 1
-        with contextlib.suppress(OSError), client:
-            if has_fault and self._fault == "drop":
-                return
-            if has_fault and self._fault == "500":
-                client.recv(1 << 16)
-                client.sendall(b"HTTP/1.1 500 Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                client.shutdown(socket.SHUT_WR)
-                forward(client, None)
-                return
-            if has_fault:
-                threading.Event().wait(DELAY_SECONDS)
-            with socket.create_connection(self._target) as upstream:
-                both = {client, upstream}
-                self._connections |= both
-                back = threading.Thread(target=forward, args=(upstream, client), daemon=True)
-                back.start()
-                forward(client, upstream)
-                back.join()
-                self._connections -= both
+        upstream, is_truncated = socket.socket(), threading.Event()
+        with contextlib.suppress(OSError), client, upstream:
+            while content := client.recv(1 << 16):
+                fault = self._take_fault() if REQUEST.match(content) else None
+                if fault == "drop":
+                    break
+                if fault == "silent":
+                    continue
+                if fault in RESPONSES:
+                    client.sendall(RESPONSES[fault])
+                    client.shutdown(socket.SHUT_WR)
+                    continue
+                if fault == "delay":
+                    threading.Event().wait(DELAY_SECONDS)
+                if fault == "truncate":
+                    is_truncated.set()
+                if upstream not in self._connections:
+                    upstream.connect(self._target)
+                    self._connections |= {client, upstream}
+                    arguments = (upstream, client, is_truncated)
+                    threading.Thread(target=send_back, args=arguments, daemon=True).start()
+                upstream.sendall(content)
+            close(client, upstream)
+        self._connections -= {client, upstream}
+
+    def _take_fault(self):
+        """Return the fault of the request that arrives; None if it has none."""
+        self.requests += 1
+        if self.requests <= self._first or self._count <= 0:
+            return None
+        self._count, self.faults = self._count - 1, self.faults + 1
+        return self._fault
 
 
-def forward(source, target):
-    """Send what *source* receives to *target*, if any, until one of them is closed."""
+def send_back(upstream, client, is_truncated):
+    """Send what *upstream* responds to *client*, until one of them is closed or a response *is_truncated*."""
     with contextlib.suppress(OSError):
-        while content := source.recv(1 << 16):
-            if target:
-                target.sendall(content)
-    if target:
+        while content := upstream.recv(1 << 16):
+            if is_truncated.is_set():
+                client.sendall(content if content.endswith(b"\r\n\r\n") else content[:-1])
+                break
+            client.sendall(content)
+    close(upstream, client)
+
+
+def close(*connections):
+    """Close *connections* for both sides, also while a thread waits for one of them."""
+    for connection in connections:
         with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 wait_for = functools.partial(wait_until, pause_seconds=PAUSE_SECONDS)

@@ -374,11 +374,11 @@ def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command,
 TIMED = """
 from prefect import flow
 from pipeline.engine.reproduce import reproduce
-from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.flows.tasks import TASKS, hide_expected_errors
 
 @flow(name="timed", validate_parameters=False)
 def timed():
-    hide_expected_tracebacks()
+    hide_expected_errors()
     TASKS["fit"].with_options(timeout_seconds=3600)(reproduce)
 
 timed()

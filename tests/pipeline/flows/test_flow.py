@@ -17,7 +17,7 @@ from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.experiments import Experiment, fetch_experiments, run_experiment, warn_of_temporary_folder
 from pipeline.flows.flow import has_passed, learner
-from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.flows.tasks import TASKS, hide_expected_errors
 from pipeline.project.git import run_git
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_yaml
@@ -65,7 +65,7 @@ def test_state_of_a_task_is_the_outcome_that_dvc_reports(name, outcome, state, m
 )
 @pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.task_runs", "prefect.engine"])
 def test_traceback_is_hidden_only_for_an_expected_error(error, is_hidden, name):
-    hide_expected_tracebacks()
+    hide_expected_errors()
     try:
         raise error
     except type(error):
@@ -76,7 +76,7 @@ def test_traceback_is_hidden_only_for_an_expected_error(error, is_hidden, name):
 
 
 def test_log_record_without_an_exception_is_kept():
-    hide_expected_tracebacks()
+    hide_expected_errors()
     record = logging.LogRecord("prefect.engine", logging.INFO, "", 1, "fine", None, None)
 
     assert logging.getLogger("prefect.engine").filter(record)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import uuid
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from waiting import wait_until
 from pipeline.engine.lock import project_lock
 from pipeline.engine.reproduce import select_stages
 from pipeline.flows import prefect_patches
-from pipeline.flows.flow import learner, run_from_command_line
+from pipeline.flows.flow import learner
 from pipeline.flows.task_run import GPU_LIMIT, count_gpus, gpu_slots
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_yaml
@@ -60,11 +59,6 @@ def workspace(project, server, monkeypatch):
 def run(**options):
     """Run the first stage in the workspace, and return the final state of the flow run."""
     return learner(experiment=False, targets=[FIRST], return_state=True, **options)
-
-
-def is_watched():
-    """Return whether a thread watches for an outage of the server."""
-    return any(each.name == "server-outage" for each in threading.enumerate())
 
 
 def test_run_that_exceeds_its_timeout_names_the_interrupted_stage(workspace):
@@ -161,18 +155,6 @@ def test_run_waits_for_the_workspace_no_longer_than_its_timeout(workspace):
     assert state.is_failed()
     with pytest.raises(StageError, match=f"in use by pid {os.getpid()}"):
         state.result()
-
-
-def test_server_is_watched_from_the_last_stage_until_the_command_returns(workspace):
-    outcomes = {}
-
-    with project_lock(), run_from_command_line(outcomes.__setitem__):
-        assert not is_watched()
-        assert run().is_completed()
-        assert is_watched()
-
-    assert outcomes == {FIRST: "ran"}
-    wait_until(lambda: not is_watched())
 
 
 def test_stages_that_targets_need_are_selected_in_order(project, monkeypatch):

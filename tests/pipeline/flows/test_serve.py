@@ -316,7 +316,7 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve
 
 
 @pytest.mark.long
-def test_run_completes_and_exits_if_its_server_is_killed(project, private_server):
+def test_run_completes_and_warns_if_its_server_is_killed(project, private_server):
     use_waiting_model(project)
     (project.folder / "hold").touch()
     running = subprocess.Popen(
@@ -333,10 +333,11 @@ def test_run_completes_and_exits_if_its_server_is_killed(project, private_server
     (project.folder / "hold").unlink()
     output = running.communicate(timeout=LIMIT_SECONDS)[0]
 
-    assert running.returncode == 1
+    assert running.returncode == 0
     assert "save-model: ran" in output
-    assert output.splitlines()[-1].startswith(
-        f"error: the Prefect server at {private_server.address} became unreachable"
+    assert (
+        output.count(f"the Prefect server at {private_server.address} does not respond: waiting up to 3 s")
+        == 1
     )
     assert "up to date" in project.ok("dvc", "status")
 

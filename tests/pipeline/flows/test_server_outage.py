@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -12,11 +11,13 @@ import pytest
 from prefect._internal import observers
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
-from prefect_servers import Api, Proxy, running_server
+from prefect_servers import FAULTS, Api, Proxy, running_server
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.engine.lock import project_lock
 from pipeline.flows import prefect_patches
-from pipeline.flows.artifacts import Artifacts, short_timeout_client
+from pipeline.flows.artifacts import short_timeout_client
+from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
 from pipeline.flows.serving import _check_owner
@@ -158,17 +159,71 @@ def test_check_of_each_observer_exists():
         assert callable(getattr(getattr(observers, name), check))
 
 
-def test_artifact_that_cannot_be_written_again_is_one_warning(proxy, caplog):
-    proxy.fail("500")
+PHASES = {"probed": 1, "created": 4, "begun": 8, "stages": 12, "page": 20}
+"""The number of requests before a fault."""
+PAIRS = [(fault, phase) for fault in FAULTS for phase in PHASES if fault != "delay" or phase == "page"]
 
+
+@pytest.fixture
+def workspace(project, proxy, monkeypatch):
+    """A project in the current folder, and the proxy in front of the server that records its runs."""
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv("LEARNER_GOODBYE_SECONDS", "0.1")
     with temporary_settings({PREFECT_API_URL: proxy.address}):
-        artifacts = Artifacts(None, None, logging.getLogger(__name__))
-        assert [artifacts.create("markdown", key, "") for key in ("one", "one", "other")] == [None] * 3
+        yield project
 
-    assert [message[:28] for message in caplog.messages] == [
-        "the artifact one is not writ",
-        "the artifact other is not wr",
-    ]
+
+def test_run_that_the_server_does_not_let_begin_is_one_warning(workspace, proxy, capsys):
+    proxy.fail("page", after=3)
+
+    with project_lock(), run_from_command_line(print) as has_begun:
+        learner(experiment=False, targets=["create-artifact-dir"])
+
+    assert not has_begun.is_set()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: the Prefect server at {proxy.address} does not respond as it should (")
+
+
+def test_run_completes_if_its_server_goes_away_and_a_later_one_reports_it(workspace, server, proxy, caplog):
+    with project_lock(), run_from_command_line(lambda *_: proxy.fail("page")):
+        state = learner(experiment=False, targets=["create-artifact-dir"], return_state=True)
+
+    assert state.is_completed()
+    assert sum("does not respond: waiting up to 0.1 s" in message for message in caplog.messages) == 1
+    [run] = notes_of(workspace)
+    assert Api(server).state(run) == "Running"
+    proxy.recover()
+    report_killed_runs()
+    assert Api(server).state(run) == "Running"  # its process has not ended
+
+
+@pytest.mark.long  # the tests before
+@pytest.mark.parametrize(("fault", "phase"), PAIRS)
+def test_run_continues_without_a_record_after_one_warning_and_the_next_one_reports_it(
+    finished, server, proxy, fault, phase
+):
+    before = finished.files("dvc.lock", "artifacts", ".dvc/cache")
+    proxy.fail(fault, after=PHASES[phase])
+
+    run = finished.call("run", PREFECT_API_URL=proxy.address, LEARNER_GOODBYE_SECONDS="1")
+
+    assert run.code == 0, run.text
+    assert run.text.splitlines().count("save-model: unchanged") == 1
+    assert run.text.lower().count("warning") == (fault != "delay"), run.text
+    assert "Traceback" not in run.text
+    assert finished.files("dvc.lock", "artifacts", ".dvc/cache") == before
+    assert not list((finished.folder / ".runs").glob("**/*.part"))
+
+    proxy.recover()
+    unreported = notes_of(finished)
+    finished.call("run", PREFECT_API_URL=proxy.address).ok()
+    assert notes_of(finished) == []
+    assert all(Api(server).has_ended(run) for run in unreported)
+
+
+def notes_of(project):
+    """Return the ids of the flow runs that *project* has not reported."""
+    return [path.stem for path in (project.folder / ".runs/flow-runs").glob("*.json")]
 
 
 def create_run(api, state, **options):
@@ -205,24 +260,27 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("before", "is_completed", "after"),
+    ("before", "end", "after"),
     [
-        ("RUNNING", True, "Completed"),
-        ("CANCELLING", True, "Completed"),
-        ("CRASHED", True, "Completed"),
-        ("FAILED", True, "Failed"),
-        ("RUNNING", False, "Crashed"),
-        ("CANCELLING", False, "Cancelled"),
-        ("SCHEDULED", False, "Scheduled"),
-        ("PAUSED", False, "Paused"),
+        ("RUNNING", "Completed", "Completed"),
+        ("CANCELLING", "Completed", "Completed"),
+        ("CRASHED", "Completed", "Completed"),
+        ("FAILED", "Completed", "Failed"),
+        ("RUNNING", "Failed", "Failed"),
+        ("PENDING", "Cancelled", "Cancelled"),
+        ("RUNNING", None, "Crashed"),
+        ("CANCELLING", None, "Cancelled"),
+        ("SCHEDULED", None, "Scheduled"),
+        ("PAUSED", None, "Paused"),
     ],
 )
-def test_run_that_ended_without_a_report_is_reported_later(server, folder, before, is_completed, after):
+def test_run_that_ended_without_a_report_is_reported_later(server, folder, before, end, after):
     api = Api(server)
     run = create_run(api, before)
     notes = folder / ".runs/flow-runs"
     notes.mkdir(parents=True)
-    (notes / f"{run}.json").write_text(json.dumps({"api": server, "completed": is_completed}))
+    noted = {"end": {"type": end.upper(), "name": end, "message": "It has ended"}} if end else {}
+    (notes / f"{run}.json").write_text(json.dumps({"api": server, **noted}))
 
     with temporary_settings({PREFECT_API_URL: server}):
         report_killed_runs()
