@@ -1,8 +1,15 @@
-"""An error at one system call of `learner run` on a result: it fails and resumes, or succeeds."""
+"""An error at one system call of `learner run` or `dvc repro` on a result: it fails and resumes, or succeeds.
 
+Of `dvc repro`, the calls of DVC's own process: the same code makes those of a stage under `learner run`.
+"""
+
+import os
+import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 
+from dvc.cli import main as dvc
 from in_process import call
 from report import Row
 from small_run import fork, wait_for_result
@@ -15,53 +22,86 @@ from stages.system.files import PART_SUFFIX
 ERRORS = ("EIO", "EACCES", "ENFILE", "ENOSPC")
 READ = ("/artifacts", "/data", "/.runs", "/dvc.lock", "/.dvc/cache")
 """Folders and files of the results; the code of a project is read as well."""
+NOT_COPIED = "ERROR: failed to transfer"
+"""DVC prints this if it cannot copy a file to its cache, and exits with 0; our own commands fail."""
+
+
+def run_learner(project):
+    """Run `learner run` in *project*, and return its exit code and its output."""
+    code, *streams = call(["run"], project.folder, project.environment)
+    return code, "".join(streams)
+
+
+def run_dvc(project):
+    """Run `dvc repro` in *project*, and return its exit code and its output."""
+    os.environ.update(project.environment)
+    os.chdir(project.folder)
+    log = Path(f"{project.prefix}.log")
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    code = dvc(["repro"])
+    sys.stdout.flush()
+    return code, log.read_text()
+
+
+ENTRIES = {"learner run": run_learner, "dvc repro": run_dvc}
 
 
 class CommandCalls:
-    """All errors that can be injected into `learner run` of a project without a finished stage."""
+    """All errors that can be injected into a command in a project without a finished stage."""
 
     def __init__(self, folder):
         self.folder = folder
         self.templates = templates(folder.parent, ("num_epochs: 3", "num_epochs: 1"))
-        self.calls = self._run(self._begin("untouched"))[0]
-        numbers = [number for number, call in enumerate(self.calls) if call.path.startswith(READ)]
-        self.cases = [(number, error) for number in numbers for error in ERRORS]
+        self.calls = {entry: self._run(entry, self._begin(f"untouched-{entry[:3]}"))[0] for entry in ENTRIES}
+        self.cases = [
+            (entry, number, error)
+            for entry, calls in self.calls.items()
+            for number, call in enumerate(calls)
+            if call.path.startswith(READ)
+            for error in ERRORS
+        ]
 
     def _begin(self, name):
         return self.templates.start("empty", self.folder / name)
 
-    def _run(self, project, target=None, error=None):
-        """Return the calls of `learner run` in *project*, its exit code and its output; *target* fails."""
+    def _run(self, entry, project, target=None, error=None):
+        """Return the calls of *entry* in *project*, its exit code and its output; *target* fails."""
 
         def action():
             wait_for_tracer()
-            return call(["run"], project.folder, project.environment)
+            return ENTRIES[entry](project)
 
         pid, reading = fork(action)
         calls, status = trace(pid, project.folder, target, error)
         ended, answer, text = wait_for_result(pid, reading, status)
-        return calls, *((answer[0], "".join(answer[1:])) if ended == 0 else (ended, text))
+        return calls, *(answer if ended == 0 else (ended, text))
 
     def sample(self, count, draw):
         """Draw *count* cases over the kinds of calls and files."""
         kinds = defaultdict(list)
-        for index, (number, error) in enumerate(self.cases):
-            kinds[self.calls[number].name, _kind(self.calls[number].path), error].append(index)
+        for index, (entry, number, error) in enumerate(self.cases):
+            target = self.calls[entry][number]
+            kinds[entry, target.name, _kind(target.path), error].append(index)
         chosen = [draw.choice(cases) for cases in kinds.values()]
         return draw.sample(chosen, min(count, len(chosen)))
 
     def trial(self, index):
         """Inject error *index*, and run the same command again."""
-        number, error = self.cases[index]
-        target = self.calls[number]
+        entry, number, error = self.cases[index]
+        target = self.calls[entry][number]
         project = self._begin(f"case-{index}")
-        calls, code, text = self._run(project, target, error)
+        calls, code, text = self._run(entry, project, target, error)
         wrong = ["a traceback" if "Traceback" in text else ""]
+        is_not_copied = entry == "dvc repro" and NOT_COPIED in text
         if code == 0:
-            wrong.append("exit 0, but other outputs" if self._difference(project) else "")
-        elif code != 1 or not text.strip():
+            wrong.append(
+                "exit 0, but other outputs" if self._difference(project) and not is_not_copied else ""
+            )
+        elif code != (255 if entry == "dvc repro" else 1) or not text.strip():
             wrong.append(f"it ended with {code}")
-        again, more = self._run(project)[1:]
+        again, more = self._run(entry, project)[1:]
         wrong += [f"the next run ended with {again}: {more[-600:]}" if again else ""]
         wrong += [self._difference(project), ", ".join(left_behind(project.folder))]
         finding = "; ".join(filter(None, wrong))
@@ -69,8 +109,12 @@ class CommandCalls:
             finding = f"trial {index}, {error} at call {number}: {target}: {finding}\n{text[-1500:]}"
         else:
             project.remove()
-        counted = {"with exit 0": int(code == 0), "not reached": int(target not in calls)}
-        return Row(f"learner run: {error}", finding, counted)
+        counted = {
+            "with exit 0": int(code == 0),
+            "not reached": int(target not in calls),
+            "not copied by DVC": int(is_not_copied),
+        }
+        return Row(f"{entry}: {error}", finding, counted)
 
     def _difference(self, project):
         return difference(project.result(), self.templates.reference)

@@ -23,6 +23,7 @@ from report import SkippedError, table  # noqa: E402  found by the lines above
 PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),
     "stage_kills": (0, 1000),
+    "caches": (0, 1000),
     "ranks": (0, 200),
     "writer_kills": (4, 1000),
     "calls": (8, 100_000),
@@ -32,6 +33,7 @@ PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "concurrency": (2, 60),
     "experiments": (0, 60),
     "schedules": (0, 30),
+    "servers": (0, 200),
     "sweeps": (0, 30),
     "stores": (6, 1000),
     "damage": (3, 120),

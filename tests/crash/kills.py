@@ -107,7 +107,7 @@ class Trials:
         """Run trial *index*, repeated until the signal comes before the end of the command."""
         for attempt in count():
             planned = self.plan(index, attempt)
-            project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
+            project = self.begin(planned, self.folder / f"{index}-{attempt}")
             outcome = self._interrupt(project, planned)
             if outcome is None:
                 project.remove()
@@ -129,6 +129,10 @@ class Trials:
     def plan(self, index, attempt):
         """Return trial *index*."""
         return plan(self.seed, index, attempt, short=self.short)
+
+    def begin(self, planned, folder):
+        """Return the project of a trial in *folder*."""
+        return self.templates.start(planned.start, folder)
 
     def _interrupt(self, project, planned):
         """Return the result; None if the command ended before the signal."""
@@ -217,7 +221,7 @@ class Trials:
         key = planned.command, planned.start
         with self._measuring:
             if key not in self._seconds:
-                project = self.templates.start(planned.start, self.folder / "measured")
+                project = self.begin(planned, self.folder / f"measured-{len(self._seconds)}")
                 begun = time.monotonic()
                 project.ok(*COMMANDS[planned.command])
                 self._seconds[key] = time.monotonic() - begun

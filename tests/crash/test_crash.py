@@ -26,10 +26,12 @@ PARTS = {
 }
 LONG_PARTS = {
     "stage_kills": "a kill of learner run, or of a stage under dvc repro",
-    "command_calls": "an error at a system call of learner run",
+    "command_calls": "an error at a system call of learner run or dvc repro",
+    "caches": "a signal at a random moment, with a cache of links or on another file system",
     "ranks": "a kill of any process of a run on two ranks",
     "experiments": "a kill of dvc exp run --temp in a checkout with uncommitted edits",
     "schedules": "a kill of learner serve and its run",
+    "servers": "an outage of the Prefect server under learner run, serve and a worker",
     "sweeps": "a kill of learner sweep",
 }
 

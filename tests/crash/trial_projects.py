@@ -102,6 +102,8 @@ class TrialProject:
         self.prefix = str(prefix or project.folder)
         """The prefix of the paths outside the project: the output of commands, and DVC's site cache."""
         self.folder = project.folder
+        self.folders = [project.folder, Path(f"{self.prefix}-site")]
+        """The folders of the trial, which `remove` removes."""
         self.environment = project.environment | {
             MARK: str(self.folder),
             "DVC_SITE_CACHE_DIR": f"{self.prefix}-site",
@@ -113,8 +115,8 @@ class TrialProject:
         return TrialProject(self.project.copied_to(folder), prefix)
 
     def remove(self):
-        """Remove the project and its site cache."""
-        for folder in (self.folder, Path(f"{self.prefix}-site")):
+        """Remove the project, its site cache and other folders of it."""
+        for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def start(self, *command, log="log"):

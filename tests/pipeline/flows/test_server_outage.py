@@ -20,7 +20,7 @@ from pipeline.flows.artifacts import short_timeout_client
 from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
-from pipeline.flows.serving import _check_owner
+from pipeline.flows.serving import Plan, _build_deployment, _check_owner, _Runner
 from stages.contracts.errors import ParamsError
 from stages.system.file_lock import hold_lock
 
@@ -332,6 +332,22 @@ def scheduled(api, name, *states):
     """Return the runs of deployment *name* in one of *states* whose time has passed."""
     now = datetime.now(UTC).isoformat()
     return [run for run in api.runs(name) if run["state_name"] in states and run["expected_start_time"] < now]
+
+
+def test_runs_that_wait_for_the_one_in_progress_are_one_warning(server, capsys):
+    api = Api(server)
+    with temporary_settings({PREFECT_API_URL: server}):
+        runner = _Runner(_build_deployment(Plan("queue"), None, {}))
+        runner.add_deployment(runner.deployment)
+        for _ in range(2):
+            run = api.start("queue")
+            state = {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}
+            api.post(f"flow_runs/{run}/set_state", {"state": state, "force": True})
+            asyncio.run(runner._warn_of_waiting_runs())
+        asyncio.run(runner._warn_of_waiting_runs())
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 2 runs of learner/queue wait for the one in progress")
 
 
 def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
