@@ -149,6 +149,7 @@ for action in (measure, train):
         times.append(time.process_time() - start)
     print(min(times) / steps)
 """
+RESIDENT = "print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
 CONFUSION = """
 import sys
 from pathlib import Path
@@ -246,6 +247,13 @@ def plan_seconds() -> Iterator[Row]:
     yield Row("300 points", f"{1000 * per_point:.1f} ms", 100 * per_point, 1.0)
 
 
+def serve_memory() -> Iterator[Row]:
+    """Yield the memory of a process with the modules of `learner serve`, as a multiple of Prefect's runner."""
+    code = "import prefect.runner, prefect.deployments.runner\n{}\n" + RESIDENT
+    (base,), (memory,) = (_printed(code.format(more)) for more in ("", "import pipeline.flows.serving"))
+    yield Row("imported", f"{memory / 1024:.0f} MB", memory / base, 1.5)
+
+
 def page_bytes() -> Iterator[Row]:
     """Yield the kB that each run of 1,000 epochs adds to the page of `learner compare --html`."""
     sizes = []
@@ -275,6 +283,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "publish": partial(costs_of, "publish"),
     "compare": compare_seconds,
     "plan": plan_seconds,
+    "serve": serve_memory,
     "page": page_bytes,
 }
 

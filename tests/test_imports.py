@@ -38,6 +38,7 @@ LIBRARY = [
     ("import stages, stages.contracts, stages.learner", "stages.learner", HEAVY),
     ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),
     ("import pipeline.engine.rank_launcher", "pipeline.engine.rank_launcher", HEAVY),
+    ("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"}),
     (TRAIN, "stages.learner.loop", SHARDING),
 ]
 COMMANDS = [

@@ -25,9 +25,9 @@ from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
 from pipeline.flows.server_outage import UnrecordedRunError, explain_api_errors, summarize
 from pipeline.flows.tasks import TASKS, hide_expected_errors
 from pipeline.project.params import read_params
+from stages import devices
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer, Renderers
-from stages.devices import find_device
 from stages.learner import from_params
 from stages.renderers import LogRenderer
 
@@ -87,7 +87,9 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
 
 def count_gpus() -> int:
     """Return the number of accelerators that ``fit`` uses, from params.yaml and this machine."""
-    return sum(find_device(name).type != "cpu" for name in from_params.list_devices(read_params().fit))
+    return sum(
+        devices.find_device(name).type != "cpu" for name in from_params.list_devices(read_params().fit)
+    )
 
 
 @contextmanager

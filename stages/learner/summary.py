@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stages import metrics
 from stages.contracts.history import History, Split
 from stages.contracts.text import format_fixed, join_names, replace_unprintable, scientific, to_json
-from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
 """The value of each metric for each test set, by name."""
@@ -41,7 +41,7 @@ def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRo
     for split in Split:
         for metric in history.metrics():
             series = history.series(split, metric)
-            if series and not (split is Split.VALID and metric == LearningRateMetric.name):
+            if series and not (split is Split.VALID and metric == metrics.LearningRateMetric.name):
                 rows.append(_row(split.capitalize(), metric, series))
     for tag, values in sorted((tests or {}).items()):
         split_name = f"Test ({tag})" if tag else "Test"
