@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, cast
 
 from stages.contracts.errors import BuilderError
@@ -33,17 +34,20 @@ MAX_PENDING_BATCHES = 64
 MAX_READ_DELAY = 8
 """Later batches that an accelerator computes while their values are copied, added and logged."""
 NOTHING: Mapping[str, MetricState] = {}
-Pending = tuple[str, int, MetricState]
-"""The name of a metric, the iteration, and the value of that batch, which may be on the device."""
+Columns = Mapping[str, Sequence[MetricState]]
+"""The values of batches by metric, in the order of the batches."""
+Measure = tuple[Callable[[Any], MetricState], bool, Callable[[Any], bool] | None, list[Any]]
+"""The method of a metric, whether it takes a `Step`, the method of its collector, and its values."""
 
 
 @dataclass(frozen=True)
 class PendingValues:
     """The values of batches whose copy to the host is in progress."""
 
-    values: list[Pending]
+    iterations: Sequence[int]
+    columns: Columns
     transfer: HostTransfer
-    iteration: int
+    last: int
     """The number of the last of the batches."""
 
 
@@ -126,7 +130,7 @@ class Meter:
     ) -> None:
         self._group = group
         self._batches = 0
-        """The number of batches in `_pending`, also without a sample of this rank."""
+        """The number of pending batches, also without a sample of this rank."""
         self._iteration = self._flushed = 0
         """The numbers of the last batch that was measured, and of the last whose values were read."""
         self._metrics = [metric for metric, _ in metrics]
@@ -136,10 +140,11 @@ class Meter:
         self._split = split
         self._epoch = epoch
         self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
-        self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
+        self._measures: dict[str, Measure] = {}
         self._collectors: dict[str, Collector] = {}
         self._guard = guard
-        self._pending: list[Pending] = []
+        self._iterations: list[int] = []
+        """The batches whose values are pending."""
         self._in_transfer: PendingValues | None = None
         self._sums: dict[str, MetricState] = {}
         self._latest: dict[str, MetricState] = {}
@@ -169,39 +174,41 @@ class Meter:
         metric cannot measure.
         """
         if item is not None:
-            self._measure_item(item, iteration, learning_rate, known)
-        self._batches, self._iteration = self._batches + 1, iteration
+            for name, (measure, takes_step, collect, values) in (self._measures or self._find(item)).items():
+                if name in known:
+                    values.append(known[name])
+                elif collect is not None and collect(item):
+                    values.append(None)
+                elif takes_step:
+                    values.append(measure(Step(item, self._split, self._epoch, iteration, learning_rate)))
+                else:
+                    values.append(measure(item))
+            self._iterations.append(iteration)
+        self._batches += 1
+        self._iteration = iteration
         if self._batches >= MAX_PENDING_BATCHES:
             self._start_transfer()
-        elif self._batches >= MAX_READ_DELAY and self._in_transfer is not None:
+        elif self._in_transfer is not None and self._batches >= MAX_READ_DELAY:
             self._finish_transfer()
 
-    def _measure_item(
-        self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState]
-    ) -> None:
-        if not self._measures:
-            metrics = [metric for metric in self._metrics if not metric.covers_pass]
-            self._measures = [_find_measure(metric, item) for metric in metrics]
-            collectors = {metric.name: metric.build_collector() for metric in metrics}
-            self._collectors = {name: found for name, found in collectors.items() if found is not None}
-        pending = self._pending
-        for name, measure, takes_step in self._measures:
-            measured: Any = None
-            if name in known:
-                measured = known[name]
-            elif takes_step:
-                measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
-            elif name not in self._collectors or not self._collectors[name].add(item):
-                measured = measure(item)
-            pending.append((name, iteration, measured))
+    def _find(self, item: Any) -> dict[str, Measure]:
+        """Set and return how each metric measures an *item*."""
+        for metric in self._metrics:
+            if metric.covers_pass:
+                continue
+            measure, takes_step = _find_measure(metric, item)
+            if (collector := metric.build_collector()) is not None:
+                self._collectors[metric.name] = collector
+            collect = None if collector is None else collector.add
+            self._measures[metric.name] = measure, takes_step, collect, []
+        return self._measures
 
-    def _read_collectors(self) -> None:
-        """Replace None in the pending values by what the collectors measure."""
-        values = {name: iter(collector.measure()) for name, collector in self._collectors.items()}
-        self._pending = [
-            (name, iteration, next(values[name]) if measured is None else measured)
-            for name, iteration, measured in self._pending
-        ]
+    def _pending(self) -> dict[str, list[MetricState]]:
+        """Return the pending values, after the collectors have measured theirs."""
+        for name, collector in self._collectors.items():
+            values, collected = self._measures[name][-1], iter(collector.measure())
+            values[:] = [next(collected) if value is None else value for value in values]
+        return {name: values for name, (*_, values) in self._measures.items() if values}
 
     def describe_position(self) -> str:
         """Return the last batch whose values were read, 0 before the first in this process."""
@@ -240,28 +247,28 @@ class Meter:
 
     def _totals(self) -> dict[str, MetricState]:
         """Return the sum of every metric over the pass so far."""
-        pending = self._unread()
-        totals = self._add(_group(pending, transfer_to_host([measured for _, _, measured in pending])))
+        totals = self._add(self._unread())
         for metric in self._pass_metrics:
             measured = metric.read()
             earlier = self._earlier.get(metric.name)
             totals[metric.name] = measured if earlier is None else earlier + measured
         return totals
 
-    def _unread(self) -> list[Pending]:
-        self._read_collectors()
-        return [*(self._in_transfer.values if self._in_transfer else ()), *self._pending]
+    def _unread(self) -> Columns:
+        """Return the values that are not in the sums yet, on the host."""
+        columns = self._pending()
+        for name, values in self._in_transfer.columns.items() if self._in_transfer else ():
+            columns[name] = [*values, *columns.get(name, ())]
+        return _split(columns, transfer_to_host(_join(columns)))
 
-    def _add(self, columns: Mapping[str, Sequence[tuple[int, MetricState]]]) -> dict[str, MetricState]:
-        """Return the sums with the values of *columns*, which are on the host, added in order."""
+    def _add(self, columns: Columns) -> dict[str, MetricState]:
+        """Return the sums with the values of *columns*, added in order."""
         sums = dict(self._sums)
-        for name, column in columns.items():
-            values = [value for _, value in column]
-            if name in sums:
-                values.insert(0, sums[name])
-            elif name in self._resumed:
-                values.insert(0, load_state(self._resumed[name], values[0], name))
-            sums[name] = add_states(values)
+        for name, values in columns.items():
+            before = [sums[name]] if name in sums else []
+            if not before and name in self._resumed:
+                before = [load_state(self._resumed[name], values[0], name)]
+            sums[name] = add_states([*before, *values])
         return sums
 
     def flush(self) -> None:
@@ -277,11 +284,13 @@ class Meter:
     def _start_transfer(self) -> None:
         """Finish the previous transfer, and start that of the pending values."""
         self._finish_transfer()
-        self._read_collectors()
-        pending, self._pending, self._batches = self._pending, [], 0
+        columns = {name: values.copy() for name, values in self._pending().items()}
+        iterations, self._iterations, self._batches = self._iterations, [], 0
+        for *_, values in self._measures.values():
+            values.clear()
         flag = None if self._guard is None else self._guard.flag
-        transfer = HostTransfer([measured for _, _, measured in pending], flag)
-        self._in_transfer = PendingValues(pending, transfer, self._iteration)
+        transfer = HostTransfer(_join(columns), flag)
+        self._in_transfer = PendingValues(iterations, columns, transfer, self._iteration)
         if not transfer.is_asynchronous:
             self._finish_transfer()
 
@@ -289,21 +298,20 @@ class Meter:
         """Log and show the values whose copy is in progress, if any."""
         if self._in_transfer is None:
             return
-        pending, iteration = self._in_transfer.values, self._in_transfer.iteration
-        hosted, is_flagged = self._in_transfer.transfer.wait()
-        self._in_transfer, self._flushed = None, iteration
+        pending, self._in_transfer = self._in_transfer, None
+        hosted, is_flagged = pending.transfer.wait()
+        columns, self._flushed = _split(pending.columns, hosted), pending.last
         if self._group.size > 1:
-            hosted = add_rank_values(self._group, pending, hosted, self._own_values)
+            columns = add_rank_values(self._group, pending.iterations, columns, self._own_values)
         if not self._group.is_main:
             return
-        bad_iteration, error = self._find_error(iteration, is_flagged=is_flagged)
-        columns = _group(pending, hosted)
+        bad_iteration, error = self._find_error(pending.last, is_flagged=is_flagged)
         self._sums = self._add(columns)
-        for name, column in columns.items():
-            self._latest[name] = column[-1][1]
-            if _has_batch_value(self._latest[name]):
-                values = [(mean.value, mean.count) for number, mean in column if number < bad_iteration]
-                self._log(name, values)
+        for name, values in columns.items():
+            self._latest[name] = values[-1]
+            if _has_batch_value(values[-1]):
+                numbered = zip(pending.iterations, values, strict=False)
+                self._log(name, [(value.value, value.count) for n, value in numbered if n < bad_iteration])
         if error is not None:
             raise error
 
@@ -349,8 +357,8 @@ class Meter:
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
-        pending = {name: measured for name, _, measured in self._unread()}
-        latest = {name: value for name, value in (self._latest | pending).items() if _has_batch_value(value)}
+        latest = self._latest | {name: values[-1] for name, values in self._unread().items()}
+        latest = {name: value for name, value in latest.items() if _has_batch_value(value)}
         hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
@@ -440,22 +448,22 @@ class Observers:
         return named
 
 
-def _group(
-    pending: Iterable[Pending], hosted: Iterable[MetricState]
-) -> dict[str, list[tuple[int, MetricState]]]:
-    """Return *hosted*, the values of *pending* on the host, with their iterations by metric."""
-    columns: dict[str, list[tuple[int, MetricState]]] = {}
-    for (name, iteration, _), value in zip(pending, hosted, strict=True):
-        columns.setdefault(name, []).append((iteration, value))
-    return columns
+def _join(columns: Columns) -> list[MetricState]:
+    return [value for values in columns.values() for value in values]
+
+
+def _split(columns: Columns, values: Iterable[MetricState]) -> dict[str, list[MetricState]]:
+    """Return *values*, in the order of `_join`, in columns again."""
+    rest = iter(values)
+    return {name: list(islice(rest, len(column))) for name, column in columns.items()}
 
 
 def _has_batch_value(measured: MetricState) -> bool:
     return getattr(measured, "has_batch_value", True)
 
 
-def _find_measure(each: RegisteredMetric, item: Any) -> tuple[str, Callable[[Any], MetricState], bool]:
-    """Return the metric's name, the method that measures, and whether that takes a `Step`."""
+def _find_measure(each: RegisteredMetric, item: Any) -> tuple[Callable[[Any], MetricState], bool]:
+    """Return the method that measures, and whether that takes a `Step`."""
     metric: Any = each.metric
     if not isinstance(item, each.options.measures):
         raise BuilderError(
@@ -463,5 +471,5 @@ def _find_measure(each: RegisteredMetric, item: Any) -> tuple[str, Callable[[Any
             f"{type(item).__name__}: register another metric"
         )
     if each.takes_step:
-        return metric.name, metric.measure_step, True
-    return metric.name, metric.measure, False
+        return metric.measure_step, True
+    return metric.measure, False

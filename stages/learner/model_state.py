@@ -38,6 +38,8 @@ from stages.runs import Checkpoint
 
 log = logging.getLogger(__name__)
 
+CHECK_INTERVAL = 64
+"""The updates between two searches for options and state of the optimizer that a model has changed."""
 _PROGRESS = {"optimizer", "last_epoch"}
 """Parameters of a scheduler that are not its options."""
 
@@ -63,7 +65,13 @@ class ModelState:
         """The average of the weights; None if they are not averaged."""
         self.is_sharded = False
         """True if each rank has a part of every parameter."""
-        self._stepper = Stepper(list(model.parameters()), optimizer, clipping, fast_path=fast_path)
+        self._stepper = Stepper(
+            list(model.parameters()),
+            optimizer,
+            clipping,
+            fast_path=fast_path,
+            check_interval=CHECK_INTERVAL,
+        )
         self._drives_groups = getattr(scheduler, "drives_groups", False)
         self._updates_itself = hasattr(model, "optimize")
         self.needs_closure = self._stepper.needs_closure
@@ -101,6 +109,10 @@ class ModelState:
     def prepare_update(self, rate: float) -> list[float]:
         """Set the rate of each group, as `update` does at the learning rate *rate*, and return the rates."""
         return self._stepper.set_rates(None if self._drives_groups else rate)
+
+    def begin_training(self) -> None:
+        """Adapt to what was changed in the optimizer since the last epoch."""
+        self._stepper.check_next()
 
     @property
     def is_changed(self) -> bool:

@@ -84,6 +84,8 @@ def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:
         mean = value.detach().to(weight.device)
         total = (mean if mean.device.type == "mps" else mean.double()) * weight
         return Mean.from_sum(total.where(weight != 0, 0.0), weight)
+    if value.is_cpu and weight:
+        return Mean(value.item() * weight, weight)
     return Mean.from_mean(value, weight)
 
 

@@ -146,27 +146,25 @@ class Guard:
 def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
     """Return True only if all elements are finite; False also if a sum of finite numbers overflows.
 
-    NaN and infinity propagate through sums and norms, so one number per tensor is enough.
+    NaN and infinity propagate through sums and norms, so one number per tensor is enough. On a CPU it is read
+    at once; elsewhere all are read together.
     """
-    present = [gradient for gradient in gradients if gradient is not None]
-    if not loss.is_cpu or (present and not present[0].is_cpu):
-        return _finite_norms(loss, present)
-    return _finite_sums(loss, present)
-
-
-def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
-    """Check one sum per gradient; reading a number is cheap on a CPU."""
+    if not loss.is_cpu:
+        return _finite_norms(loss, gradients)
     total = loss.item()
     for gradient in gradients:
-        total += gradient.sum().item()
+        if gradient is not None:
+            if not gradient.is_cpu:
+                return _finite_norms(loss, gradients)
+            total += gradient.sum().item()
     return cmath.isfinite(total)
 
 
-def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
+def _finite_norms(loss: Tensor, gradients: Gradients) -> bool:
     """Check all norms with few kernels and one synchronization; the loss may be on a different device."""
-    if not gradients:
+    dense = [_values(gradient) for gradient in gradients if gradient is not None]
+    if not dense:
         return bool(loss.detach().isfinite().all())
-    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
     norms = torch._foreach_norm(dense)  # noqa: SLF001  one kernel for all
     device = norms[0].device
     return bool(torch.stack([tensor.to(device) for tensor in (loss.detach(), *norms)]).isfinite().all())

@@ -38,6 +38,7 @@ class Stepper:
 
     The stepper adapts to `load_state_dict`, `add_param_group`, a replaced ``optimizer.step``, changed options
     of a group (``amsgrad``, ``maximize`` …) and entries of ``optimizer.state`` that were replaced or removed.
+    It looks for changed options and entries before every update, or before one of *check_interval* updates.
 
     The learning rates of several groups keep the ratios that they have at construction (of ``initial_lr`` if
     a group has one), so create the stepper before a checkpoint is loaded. Raises `BuilderError` if the
@@ -51,11 +52,15 @@ class Stepper:
         clipping: ClipByValue | ClipByNorm | ClipByGlobalNorm | None = None,
         *,
         fast_path: FastPath = "auto",
+        check_interval: int = 1,
     ) -> None:
         self.parameters = list(model_parameters)
         self.optimizer = optimizer
         self.clipping = clipping
         self._fast_path = fast_path
+        self._check_interval = check_interval
+        self._unchecked = 0
+        """The number of updates since options and entries were compared."""
         self.needs_closure = isinstance(optimizer, torch.optim.LBFGS)
         """True if the optimizer evaluates the loss several times per step and needs `step_with_closure`."""
         self._initial: list[float] = []
@@ -171,10 +176,20 @@ class Stepper:
         return [[value for name, value in group.items() if name not in VARIABLE] for group in self._groups]
 
     def _prepare(self, learning_rate: float | None) -> None:
-        if self.is_changed():
+        self._unchecked += 1
+        if self._unchecked >= self._check_interval:
+            self._unchecked = 0
+            has_changed = self.is_changed()
+        else:
+            has_changed = self._is_replaced()
+        if has_changed:
             self.refresh()
         if learning_rate is not None:
             self._set_rates(learning_rate)
+
+    def check_next(self) -> None:
+        """Look for changes before the next update."""
+        self._unchecked = self._check_interval
 
     def _set_rates(self, learning_rate: float) -> None:
         for group, ratio in self._ratios:
@@ -185,17 +200,22 @@ class Stepper:
 
     def is_changed(self) -> bool:
         """Return whether the optimizer was changed since `refresh`; takes about a microsecond."""
-        optimizer = self.optimizer
-        if optimizer.state is not self._state or optimizer.param_groups is not self._groups:
-            return True
-        if vars(optimizer).get("step") is not self._own_step or len(self._groups) != self._group_count:
-            return True
-        if [*map(self._get_options, self._groups)] != self._options:
+        if self._is_replaced() or [*map(self._get_options, self._groups)] != self._options:
             return True
         if self._lanes is None:
             return False
         entries = _entries_of(self._state)
         return len(entries) != len(self._entries) or not all(map(is_, entries, self._entries))
+
+    def _is_replaced(self) -> bool:
+        """Return whether the step, the state, the groups or their number were changed."""
+        optimizer = self.optimizer
+        return (
+            optimizer.state is not self._state
+            or optimizer.param_groups is not self._groups
+            or len(self._groups) != self._group_count
+            or optimizer.__dict__.get("step") is not self._own_step
+        )
 
     def _clip_and_match(self, gradients: Gradients) -> Gradients:
         """Return *gradients* clipped and with their parameters' strides, which the fused kernels assume.

@@ -550,3 +550,37 @@ def test_constant_options_are_those_that_a_step_reads_except_for_the_rate():
     assert stepper.constant_options == before
     optimizer.param_groups[0]["betas"] = (0.5, 0.9)
     assert stepper.constant_options != before
+
+
+def test_change_is_used_at_the_next_check_of_an_interval():
+    ours, theirs = parameters(), parameters()
+    optimizer, reference = OPTIMIZERS["adam"](ours), OPTIMIZERS["adam"](theirs)
+    stepper = Stepper(ours, optimizer, check_interval=64)
+
+    for step in range(4):
+        if step == 2:
+            for each in (optimizer, reference):
+                replace_a_moment(each)
+            stepper.check_next()
+        stepper.step(gradients(step), 0.1)
+        step_as_torch_does(reference, theirs, gradients(step), [0.1])
+
+    assert_same(ours, theirs)
+    assert_same(optimizer.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("updates", [1, 63])
+def test_change_is_used_within_an_interval(updates):
+    weight = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
+    stepper = Stepper([weight], optimizer, check_interval=64)
+    for _ in range(updates):
+        stepper.step([torch.ones(())], 0.1)
+
+    optimizer.param_groups[0]["maximize"] = True
+    for _ in range(64):
+        stepper.step([torch.ones(())], 0.1)
+    before = weight.item()
+    stepper.step([torch.ones(())], 0.1)
+
+    assert weight.item() > before

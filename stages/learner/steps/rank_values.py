@@ -16,23 +16,25 @@ Pending = tuple[str, int, MetricState]
 
 
 def add_rank_values(
-    group: RankGroup, pending: Sequence[Pending], hosted: Sequence[MetricState], own: Collection[str]
-) -> list[MetricState]:
-    """Return *hosted*, the values of *pending* on the host, with those of all ranks added, on rank 0.
+    group: RankGroup,
+    iterations: Sequence[int],
+    columns: Mapping[str, Sequence[MetricState]],
+    own: Collection[str],
+) -> dict[str, list[MetricState]]:
+    """Return *columns*, values of *iterations* by metric, with those of all ranks added, on rank 0.
 
     The metrics in *own* have the value of rank 0, which has a sample of every batch.
     """
     values = [
         (name, iteration, value)
-        for (name, iteration, _), value in zip(pending, hosted, strict=True)
-        if name not in own
+        for name, column in columns.items()
+        for iteration, value in zip(iterations, column, strict=True)
     ]
-    gathered = group.gather(_encode(values))
+    gathered = group.gather(_encode([value for value in values if value[0] not in own]))
     added = {(name, iteration): value for name, iteration, value in values}
     for tree in gathered[1:]:
         _add(added, tree)
-    keys = [(name, iteration) for name, iteration, _ in pending]
-    return [added.get(key, value) for key, value in zip(keys, hosted, strict=True)]
+    return {name: [added[name, iteration] for iteration in iterations] for name in columns}
 
 
 def _encode(values: Sequence[Pending]) -> dict[str, Any]:
