@@ -15,7 +15,7 @@ MAX_DEPTH = 100
 class Config(BaseModel):
     """A section of params.yaml: frozen, and with an error for unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Use(BaseModel):
@@ -24,7 +24,7 @@ class Use(BaseModel):
     Every key except ``kind`` is an argument of the part; an argument that is null is not passed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     kind: Text
     """A built-in name, a name registered as an entry point, or ``package.module:Name``."""

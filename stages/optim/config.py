@@ -320,7 +320,7 @@ class ParameterGroup(BaseModel):
     Every key except ``match`` is an option of the optimizer, such as ``learning_rate`` or ``weight_decay``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     match: Annotated[
         Patterns,

@@ -27,7 +27,7 @@ def test_arguments_and_defaults_are_those_of_the_classes():
 
 
 def test_reference_lists_every_recorder():
-    text = RecorderConfig.model_fields["kind"].description
+    text = reference_page.docstrings_of(RecorderConfig)["kind"]
 
     for kind in get_args(RecorderConfig.model_fields["kind"].annotation):
         assert f"``{kind}``" in text

@@ -1,9 +1,12 @@
 """Write the page of all params from the docstrings of their fields, and the kinds from their classes."""
 
+import ast
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,15 +74,32 @@ def page() -> str:
 
 def entries(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the entry of each field of *config*, of its kinds, and of the sections in it."""
+    texts = docstrings_of(config)
     for name, field in config.model_fields.items():
         yield f"**`{prefix}{name}`**{default_of(field)}\n"
-        if field.description:
-            yield field.description.replace("``", "`") + "\n"
+        if name in texts:
+            yield texts[name].replace("``", "`") + "\n"
         if name in REGISTRIES:
             yield "\n".join(kinds_of(name, field)) + "\n"
         else:
             for section in sections_in(field.annotation):
                 yield from entries(section, f"{prefix}{name}.")
+
+
+def docstrings_of(config: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of *config*; Pydantic would read them in every process."""
+    texts: dict[str, str] = {}
+    for owner in reversed(config.__mro__):
+        if owner is BaseModel or not issubclass(owner, BaseModel):
+            continue
+        statements = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+        for statement, following in pairwise([*statements, ast.Pass()]):
+            if not isinstance(statement, ast.AnnAssign):
+                continue
+            texts.pop(statement.target.id, None)
+            if isinstance(following, ast.Expr):
+                texts[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
+    return texts
 
 
 def kinds_of(name: str, field: FieldInfo) -> Iterator[str]:
