@@ -1,6 +1,6 @@
 """The built-in data sources: functions that return `Arrays`, or `Splits` if the data has several."""
 
-from importlib import import_module
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,11 @@ def load_source(config: Source) -> Arrays | Splits:
 
 def digits() -> Arrays:
     """Return scikit-learn's 1,797 digits: inputs (1797, 1, 8, 8), uint8 from 0 to 16, in ten classes."""
-    datasets = import_module("sklearn.datasets")  # loads SciPy, which no other source needs
-    images, classes = datasets.load_digits(return_X_y=True)
-    return Arrays(images.astype(np.uint8).reshape(-1, 1, 8, 8), classes.astype(np.int64))
+    # an import of scikit-learn loads SciPy and pandas, and takes longer than that of torch
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = np.loadtxt(Path(str(path)), np.uint8, delimiter=",")
+    images = rows[:, :-1].copy().reshape(-1, 1, 8, 8)
+    return Arrays(images, rows[:, -1].astype(np.int64))
 
 
 def idx(path: str) -> Splits:
