@@ -1,6 +1,15 @@
-"""The state of a schedule in Burn, which schedules return and records store."""
+"""The versions of Burn that a run can follow, and the state of a schedule in Burn, which records store."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Version = Literal["0.21", "0.22"]
+"""A version of Burn whose logs, schedules and metrics a run has."""
+
+
+def choose_version(chosen: Version | None, suffix: str) -> Version | None:
+    """Return *chosen*, by default 0.22 if checkpoints have its *suffix*; None for what this project does."""
+    return chosen or ("0.22" if suffix == ".bpk" else None)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from stages.optim import (
     GroupedOptimizer,
     LrScheduler,
     OptimizerConfig,
+    Scheduler,
     ScheduleUse,
     WeightAverage,
     as_scheduler,
@@ -178,6 +179,8 @@ def _build_scheduler(
 ) -> LrScheduler:
     """Return the schedule of *lr*. Raises `BuilderError` if it follows a metric that is not registered."""
     scheduler = as_scheduler(optimizer, lr)
+    if isinstance(scheduler, Scheduler):
+        scheduler.follow(options.burn_version or "0.21", accumulates=options.accumulation.batches > 1)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
     return scheduler
@@ -271,6 +274,7 @@ def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
         additional=options.additional_loggers,
         renderer=Renderers([renderer, *options.progress_loggers]) if options.progress_loggers else renderer,
         group=group,
+        burn=options.burn_version,
     )
 
 
@@ -282,7 +286,13 @@ def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observ
     }
     none: dict[Split, list[MetricLogger]] = {split: [] for split in Split}
     return Observers(
-        metrics=metrics, loggers=none, telemetry=none, additional=none, renderer=Renderers([]), group=group
+        metrics=metrics,
+        loggers=none,
+        telemetry=none,
+        additional=none,
+        renderer=Renderers([]),
+        group=group,
+        burn=options.burn_version,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
+from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
@@ -213,12 +214,24 @@ class LearnerBuilder:
             raise BuilderError(f"step({kind!r}): use one of {', '.join(get_args(StepKind))}")
         return self._set(step=kind)
 
-    def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
+    def burn(self, version: Version | None) -> Self:
+        """Follow a *version* of Burn, ``0.21`` or ``0.22``, where they differ.
+
+        It decides about the lines of the logs, when a schedule steps, the rest of an accumulation window, the
+        end of a cosine, and the mean over absent classes. Default: 0.22 with the recorder of burnpack, and
+        otherwise the defaults of this project, which the page about Burn lists.
+        """
+        return self._set(burn=version)
+
+    def grads_accumulation(
+        self, batches: int, *, reduction: str = "mean", leftover: str | None = None
+    ) -> Self:
         """Accumulate the gradients of *batches* batches for one step of the optimizer. Default: 1.
 
         With the *reduction* ``mean`` every sample has the same weight; Burn's ``sum`` adds the means of the
         batches. *leftover* decides about an incomplete window at the end of an epoch: it is applied
-        (``flush``), dropped as in Burn (``drop``), or continued in the next epoch (``carry``).
+        (``flush``, the default), dropped as in Burn 0.21 (``drop``, the default in a run that follows it), or
+        continued in the next epoch (``carry``).
         """
         if batches < 1:
             raise BuilderError(
@@ -226,7 +239,8 @@ class LearnerBuilder:
             )
         return self._set(
             accumulation=Accumulation.model_validate(
-                {"batches": batches, "reduction": reduction, "leftover": leftover}
+                {"batches": batches, "reduction": reduction}
+                | ({} if leftover is None else {"leftover": leftover})
             )
         )
 
@@ -374,7 +388,10 @@ class LearnerBuilder:
         Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
         is missing, corrupt or of another model.
         """
-        return Learner(assemble(self._options, model, optimizer, lr))
+        options, accumulation = self._options, self._options.accumulation
+        if options.burn == "0.21" and "leftover" not in accumulation.model_fields_set:
+            options = replace(options, accumulation=accumulation.model_copy(update={"leftover": "drop"}))
+        return Learner(assemble(options, model, optimizer, lr))
 
     def _set(self, **options: Any) -> Self:
         for option in OBJECTS.keys() & options.keys():

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
@@ -50,6 +51,7 @@ class EvaluatorBuilder:
         self._compute = ComputeSettings()
         self._summary = False
         self._logger: MetricLogger | None = None
+        self._burn: Version | None = None
 
     def metrics(self, *metrics: AnyMetric) -> Self:
         """Measure *metrics*, with a row in the summary."""
@@ -85,6 +87,11 @@ class EvaluatorBuilder:
         self._compute = settings
         return self
 
+    def burn(self, version: Version | None) -> Self:
+        """Follow a *version* of Burn in metrics and logs; see `LearnerBuilder.burn`."""
+        self._burn = version
+        return self
+
     def summary(self) -> Self:
         """Print the table after each evaluation. Default: no."""
         self._summary = True
@@ -100,7 +107,7 @@ class EvaluatorBuilder:
         compile_in_place(model, compilers)
         evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
         evaluator.device, evaluator.compute, evaluator.summary = device, self._compute, self._summary
-        evaluator.logger = self._logger
+        evaluator.logger, evaluator.burn = self._logger, self._burn
         return evaluator
 
 
@@ -122,6 +129,8 @@ class Evaluator:
         """True to print the table after each evaluation."""
         self.logger: MetricLogger | None = None
         """None for log files in ``<directory>/test/<name>``."""
+        self.burn: Version | None = None
+        """The version of Burn whose metrics and logs the evaluation has."""
         self.tests: dict[str, dict[str, float]] = {}
         """The value of each metric by its name, for every finished evaluation by its name."""
 
@@ -139,7 +148,8 @@ class Evaluator:
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
         logger = self.logger or default_test_logger(self._directory / "test" / tag)
-        meter = Meter([(metric, [logger]) for metric in self._metrics], self._renderer, Split.VALID, 1)
+        metrics = [(metric, [logger]) for metric in self._metrics]
+        meter = Meter(metrics, self._renderer, Split.VALID, 1, burn=self.burn, is_test=True)
         shown = {metric.name: metric.shown for metric in self._metrics}
         progress = Progress(
             1, epoch=1, split=Split.VALID, batches=count or 0, running=meter.running, shown=shown

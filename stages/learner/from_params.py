@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import data, devices, distributed, learner, loggers, metrics, records, runs
+from stages.contracts.burn import choose_version
 from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.contracts.history import History, Split
 from stages.contracts.seeds import derive_seed
@@ -150,8 +151,11 @@ def configure_builder(
         .fast_path(config.fast_path)
         .step(config.step)
         .grads_accumulation(
-            accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+            accumulation.batches,
+            reduction=accumulation.reduction,
+            leftover=accumulation.leftover if "leftover" in accumulation.model_fields_set else None,
         )
+        .burn(config.burn)
         .non_finite(config.non_finite)
         .with_file_checkpointer(records.build_recorder(config.recorder))
         .with_checkpointing_strategy(config.keep.rule())
@@ -199,7 +203,8 @@ def _build_metrics(config: FitConfig) -> "list[Any]":
 
 def configure_evaluator(config: FitConfig, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
     """Set the first device and the settings of the computation on *builder*, and return it."""
-    return builder.device(list_devices(config)[0]).compute(compute_settings(config)).summary()
+    version = choose_version(config.burn, config.recorder.suffix)
+    return builder.device(list_devices(config)[0]).compute(compute_settings(config)).burn(version).summary()
 
 
 def compute_settings(config: FitConfig) -> "devices.ComputeSettings":

@@ -51,7 +51,7 @@ from stages.learner.steps.step_strategies import StepStrategy, choose_step_strat
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 from stages.models import ClassificationStep
-from stages.optim import RunLength
+from stages.optim import LrScheduler, RunLength, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Loop:
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
             iteration += 1
-            rate = schedule.step()
+            rate = _step_schedule(schedule, is_in_window=window.batches > 0)
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
             if result is not None:
@@ -332,6 +332,13 @@ class Loop:
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
         self._progress.telemetry[self._progress.split] = meter.telemetry
+
+
+def _step_schedule(schedule: LrScheduler, *, is_in_window: bool) -> float:
+    """Return the rate of the next batch, that of the previous one within a window if an update is a step."""
+    if is_in_window and isinstance(schedule, Scheduler) and schedule.steps_per_update:
+        return schedule.latest
+    return schedule.step()
 
 
 def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
+from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import (
     MetricLogger,
@@ -127,13 +128,21 @@ class Meter:
         epoch: int,
         guard: Guard | None = None,
         group: RankGroup = ONE_RANK,
+        *,
+        burn: Version | None = None,
+        is_test: bool = False,
     ) -> None:
         self._group = group
+        self._burn = burn
+        self._is_test = is_test
         self._batches = 0
         """The number of pending batches, also without a sample of this rank."""
         self._iteration = self._flushed = 0
         """The numbers of the last batch that was measured, and of the last whose values were read."""
         self._metrics = [metric for metric, _ in metrics]
+        for metric, _ in metrics:
+            if hasattr(metric.metric, "burn"):
+                metric.metric.burn = burn
         self._pass_metrics: list[Any] = [metric.metric for metric in self._metrics if metric.covers_pass]
         self._loggers = {metric.name: loggers for metric, loggers in metrics}
         self._renderer = renderer
@@ -309,7 +318,8 @@ class Meter:
         self._sums = self._add(columns)
         for name, values in columns.items():
             self._latest[name] = values[-1]
-            if _has_batch_value(values[-1]):
+            is_bare = self._burn == "0.22" and _is_of_epoch(values[-1])
+            if _has_batch_value(values[-1]) and not is_bare:
                 numbered = zip(pending.iterations, values, strict=False)
                 self._log(name, [(value.value, value.count) for n, value in numbered if n < bad_iteration])
         if error is not None:
@@ -339,15 +349,25 @@ class Meter:
         self._sums, self._pass_metrics = self._totals(), []  # a pass metric may now begin another pass
         values = self.running()
         for name, total in self._sums.items():
-            if not isinstance(total, Mean):
-                for logger in self._loggers[name]:
-                    logger.log_final(self._epoch, name, values[name])
+            self._log_epoch(name, total, values[name])
         telemetry = {metric.name for metric in self._metrics if metric.telemetry}
         self.telemetry = {name: value for name, value in values.items() if name in telemetry}
         names = [metric.name for metric in self._metrics if metric.numeric and not metric.telemetry]
         results: dict[str, float] = {name: values[name] for name in names if name in values}
         self._group.broadcast(results)
         return results
+
+    def _log_epoch(self, name: str, total: MetricState, value: float) -> None:
+        """Log the *value* of the pass, if the version of Burn has a line for it or the batches lack it."""
+        is_telemetry = any(metric.telemetry for metric in self._metrics if metric.name == name)
+        has_line = self._burn == "0.22" and not self._is_test
+        if self._burn is None or is_telemetry:
+            has_line = not isinstance(total, Mean)
+        for logger in self._loggers[name]:
+            if self._burn == "0.22" and _is_of_epoch(total):
+                getattr(logger, "log_bare", logger.log_final)(self._epoch, name, value)
+            elif has_line:
+                logger.log_final(self._epoch, name, value)
 
     def running(self) -> dict[str, float]:
         """Return the value of every metric over the batches measured until now."""
@@ -376,6 +396,8 @@ class Observers:
     renderer: Renderer
     group: RankGroup = ONE_RANK
     """The ranks whose values are added."""
+    burn: Version | None = None
+    """The version of Burn whose lines the logs have."""
 
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
         """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
@@ -386,7 +408,7 @@ class Observers:
             )
             for metric in self.metrics[split]
         ]
-        return Meter(metrics, self.renderer, split, epoch, guard, self.group)
+        return Meter(metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn)
 
     def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""
@@ -456,6 +478,11 @@ def _split(columns: Columns, values: Iterable[MetricState]) -> dict[str, list[Me
     """Return *values*, in the order of `_join`, in columns again."""
     rest = iter(values)
     return {name: list(islice(rest, len(column))) for name, column in columns.items()}
+
+
+def _is_of_epoch(measured: MetricState) -> bool:
+    """Return whether the value of a batch means little, so that Burn 0.22 has none: an area under a curve."""
+    return hasattr(measured, "has_batch_value")
 
 
 def _has_batch_value(measured: MetricState) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from stages.contracts import plugins
+from stages.contracts.burn import Version, choose_version
 from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import Split
@@ -87,6 +88,8 @@ class LearnerOptions:
     """The epoch to resume after; ``auto`` for the newest intact checkpoint."""
     recorder: Recorder | None = None
     """None to write no checkpoints."""
+    burn: Version | None = None
+    """None for 0.22 with burnpack, and the defaults of this project otherwise."""
     interval: CheckpointInterval = field(default_factory=CheckpointInterval)
     identity: str | None = None
     retention: Retention | None = None
@@ -101,6 +104,11 @@ class LearnerOptions:
     seed: int | None = None
     summary: bool = False
     """True to print the summary after the run."""
+
+    @property
+    def burn_version(self) -> Version | None:
+        """The version of Burn that the run follows; None for the defaults of this project."""
+        return choose_version(self.burn, "" if self.recorder is None else self.recorder.suffix)
 
     def open_application_log(self) -> AbstractContextManager[object]:
         """Return the context in which log records are written to the application log."""

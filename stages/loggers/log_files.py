@@ -1,7 +1,8 @@
 """Burn's log files: ``<directory>/epoch-<n>/<Metric>.log``, with one line ``value,count`` per batch.
 
 The format is that of Burn 0.13 to 0.21, with the line ``value,final`` of Burn 0.22 for a metric that is not
-the mean of its batches. A file has the name of its metric, with ``_`` instead of spaces.
+the mean of its batches; a run that follows a version of Burn has its lines. A file has the name of its
+metric, with ``_`` instead of spaces.
 
 Every format that Burn has written can be read. A line is ``value`` (Burn up to 0.12, and metrics of the
 machine), ``value,count`` or ``value,final``. The value of an epoch is that of its final line, or else the
@@ -73,6 +74,10 @@ class FileMetricLogger:
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add the line ``value,final`` with the *value* of *name* over the whole epoch."""
         self._file(epoch, name).write(f"{number(value)},final\n")
+
+    def log_bare(self, epoch: int, name: str, value: float) -> None:
+        """Add the *value* of *name* over the whole epoch alone, as Burn 0.22 does if no batch has a value."""
+        self._file(epoch, name).write(f"{number(value)}\n")
 
     def flush(self) -> None:
         """Pass all lines to the operating system. Raises `StageError` if a file was removed."""

@@ -1,5 +1,6 @@
 """Areas under curves: AUROC and AUC-PR. They keep all scores of an epoch until the value is read."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -7,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from stages.contracts.burn import Version
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
 from stages.metrics.class_targets import (
@@ -68,6 +70,8 @@ class ScoreSet:
     reduction: Reduction
     has_batch_value: bool
     """Whether the value of a single batch is logged and shown. It depends only on the model's output."""
+    without_area: float = math.nan
+    """The value in percent if no class has an area."""
 
     def __add__(self, other: Self, /) -> Self:
         return replace(self, batches=self.batches + other.batches, weight=self.weight + other.weight)
@@ -98,7 +102,7 @@ class ScoreSet:
         if self.reduction is Reduction.MICRO:
             scores, is_target = scores.reshape(-1, 1), is_target.reshape(-1, 1)
         areas = torch.cat([self.area(counts) for counts in _threshold_counts(scores, is_target)])
-        return 100.0 * areas.nanmean().item()
+        return self.without_area if areas.isnan().all() else 100.0 * areas.nanmean().item()
 
 
 class AreaMetric:
@@ -121,6 +125,8 @@ class AreaMetric:
     def __init__(self, *, reduction: str = "macro") -> None:
         self.reduction = parse_reduction(reduction, self.title)
         self.name = f"{self.title} [{self.reduction.capitalize()}]"
+        self.burn: Version | None = None
+        """The version of Burn that the run follows, which sets it."""
 
     @classmethod
     def binary(cls) -> Self:
@@ -147,7 +153,8 @@ class AreaMetric:
         is_target = table.is_target.clone() if table.is_target is output.targets else table.is_target
         batch = ScoreBatch(table.logits.clone(), is_target, table.is_counted, table.has_independent_classes)
         has_batch_value = output.output.ndim <= 2 and table.logits.shape[1] <= MAX_BATCH_CLASSES
-        return ScoreSet(Chunks(((batch,),)), table.weight, self.area, self.reduction, has_batch_value)
+        value = 50.0 if self.burn == "0.22" else math.nan
+        return ScoreSet(Chunks(((batch,),)), table.weight, self.area, self.reduction, has_batch_value, value)
 
     @staticmethod
     def area(counts: "ThresholdCounts") -> Tensor:
@@ -159,7 +166,7 @@ class AurocMetric(AreaMetric):
     """The area under the receiver operating characteristic.
 
     A class that is the target of all samples or of no sample has no such area and is left out of the mean
-    (Burn ≤0.21 counts it as 0).
+    (Burn ≤0.21 counts it as 0); if none is left, the value is NaN, and 50 in a run that follows Burn 0.22.
     """
 
     title = "AUROC"
@@ -177,8 +184,8 @@ class AurocMetric(AreaMetric):
 class AucPrMetric(AreaMetric):
     """The area under the precision-recall curve, as average precision (no interpolation).
 
-    A class that is the target of no sample is left out of the mean; if none is left, the value is NaN (Burn
-    returns 50).
+    A class that is the target of no sample is left out of the mean; if none is left, the value is as for
+    `AurocMetric`.
     """
 
     title = "AUC-PR"

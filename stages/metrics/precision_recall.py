@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
@@ -90,6 +91,11 @@ class ErrorWeights:
     false_positive: float
     false_negative: float
 
+    @property
+    def is_f_score(self) -> bool:
+        """True if both kinds of errors count."""
+        return bool(self.false_positive and self.false_negative)
+
 
 @dataclass(frozen=True)
 class ClassCounts:
@@ -101,6 +107,8 @@ class ClassCounts:
     """The number of samples or positions; a scalar tensor on an accelerator."""
     errors: ErrorWeights
     reduction: Reduction
+    counts_absent: bool = False
+    """True to count a class that is neither a target nor predicted as 0 in the macro mean, as Burn 0.22."""
 
     def __add__(self, other: Self, /) -> Self:
         return replace(self, counts=self.counts + other.counts, weight=self.weight + other.weight)
@@ -122,7 +130,8 @@ class ClassCounts:
     def value(self) -> float:
         """The score in percent, as scikit-learn with ``zero_division=0``: 0 for 0/0, NaN without samples.
 
-        A class that is neither the target of a sample nor predicted is left out of the macro mean.
+        A class that is neither the target of a sample nor predicted is left out of the macro mean, unless
+        *counts_absent*.
         """
         if not self.count:
             return float("nan")
@@ -136,7 +145,8 @@ class ClassCounts:
             * hits
             / weight.clamp(min=torch.finfo().tiny)
         )
-        scores = scores[predicted + targets > 0]
+        if not self.counts_absent:
+            scores = scores[predicted + targets > 0]
         return 100.0 * scores.mean().item() if len(scores) else 0.0
 
 
@@ -168,6 +178,8 @@ class ClassScoreMetric:
         self, title: str, errors: ErrorWeights, *, threshold: float | None, top_k: int | None, reduction: str
     ) -> None:
         self.errors = errors
+        self.burn: Version | None = None
+        """The version of Burn that the run follows, which sets it."""
         self.rule = _build_rule(title, threshold, top_k)
         self.reduction = parse_reduction(reduction, title)
         rule = "" if isinstance(self.rule, DefaultRule) else f" @ {self.rule}"
@@ -180,7 +192,8 @@ class ClassScoreMetric:
         if table.is_counted is not None:
             predicted = predicted & table.is_counted.unsqueeze(1)
         counts = torch.stack([(predicted & is_target).sum(0), predicted.sum(0), is_target.sum(0)])
-        return ClassCounts(counts, table.weight, self.errors, self.reduction)
+        counts_absent = self.burn == "0.22" and not self.errors.is_f_score
+        return ClassCounts(counts, table.weight, self.errors, self.reduction, counts_absent)
 
 
 class _RateMetric(ClassScoreMetric):

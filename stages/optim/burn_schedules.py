@@ -49,11 +49,11 @@ def _count_steps(rule: Rule, initial: float, node: Any) -> int | None:
             for number, part in enumerate(rule.schedulers)
         ]
         return max((count for count in counts if count is not None), default=None)
-    name = FIELDS[type(rule).__name__].name
+    kind = rule.burn_state(initial, 0).kind
     if isinstance(node, Mapping):
-        node = node.get(type(rule).__name__, node.get(name))
+        node = node.get(kind, node.get(FIELDS[kind].name))
     if isinstance(node, bool) or not isinstance(node, int | float):
-        raise RecordError(f"the record has no state of a {type(rule).__name__} schedule")
+        raise RecordError(f"the record has no state of a {kind} schedule")
     return max(_invert(rule, initial, node), 0)
 
 

@@ -54,23 +54,15 @@ class RunLength:
     accumulation: Accumulation = field(default_factory=Accumulation)
 
     def count(self, per: Per) -> int:
-        """Return the number of iterations of the whole run."""
+        """Return the number of iterations of the whole run; for updates, the number of windows that begin."""
         if per == "epoch":
             return self.epochs
-        return (
-            self.epochs * self.batches if per == "batch" else self.updates_before(self.epochs * self.batches)
-        )
-
-    def updates_before(self, batches: int) -> int:
-        """Return the number of steps of the optimizer in the first *batches* of the run."""
+        if per == "batch":
+            return self.epochs * self.batches
         window = self.accumulation.batches
         if self.accumulation.leftover == "carry":
-            return batches // window
-        epochs, rest = divmod(batches, self.batches)
-        full = (
-            ceil(self.batches / window) if self.accumulation.leftover == "flush" else self.batches // window
-        )
-        return epochs * full + rest // window
+            return ceil(self.epochs * self.batches / window)
+        return self.epochs * ceil(self.batches / window)
 
     def steps_of(self, span: int | str, per: Per, total: int) -> int:
         """Return *span* in iterations, at least 1; a share is one of *total*.

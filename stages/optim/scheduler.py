@@ -14,10 +14,11 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from stages.contracts import plugins
+from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
 from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
-from stages.optim.run_length import RunLength
+from stages.optim.run_length import Per, RunLength
 from stages.optim.schedules import (
     BUILT_IN,
     FUNCTIONS,
@@ -27,6 +28,7 @@ from stages.optim.schedules import (
     Schedule,
     ScheduleUse,
     parse_monitor,
+    with_restarts,
 )
 
 NOT_PER_GROUP = ("milestones", "schedulers")
@@ -75,16 +77,23 @@ class Scheduler:
         self.iteration = 0
         self._rule = self.schedule if isinstance(self.schedule, Rule) else None
         self._per_epoch = self._rule is not None and self._rule.per == "epoch"
-        self._length: RunLength | None = None
-        self._saved_steps: int | None = None
-        self._is_plain = self._rule is None or not (self.needs_length or self._rule.warmup)
+        self.steps_per_update = self._rule is not None and self._rule.per == "update"
+        """True if a step is an update of the model, not a batch."""
+        self._steps: int | None = None
+        """The steps of the run, if the schedule depends on them and they are known."""
+        self._is_resolved = self._rule is None or not self._rule.spans
         if self._rule is not None:
             self._rule.check(initial)
 
-    @property
-    def needs_length(self) -> bool:
-        """True if the schedule depends on the length of the run."""
-        return self._rule is not None and bool(self._rule.spans or self._rule.per == "update")
+    def follow(self, version: Version, *, accumulates: bool) -> None:
+        """Follow a *version* of Burn: up to 0.21 a cosine restarts, and each batch is a step.
+
+        Since 0.22 each update is a step, which matters to a run that *accumulates* gradients.
+        """
+        if version == "0.21" and self._rule is not None:
+            self.schedule = self._rule = with_restarts(self._rule)
+        elif version == "0.22" and accumulates and not self._per_epoch:
+            self.steps_per_update = True
 
     def set_length(self, length: RunLength) -> None:
         """Set the length of the run.
@@ -92,17 +101,22 @@ class Scheduler:
         Raises `ParamsError` if a span of the schedule is longer than the run, and `BuilderError` if the
         schedule is resumed with another length than the one it started with.
         """
-        if self._rule is None or not self.needs_length:
+        if self._rule is None or not self._rule.spans:
             return
-        resolved = self._rule.resolve(length)
-        steps = length.count(self._rule.per)
-        if self._saved_steps not in (None, steps):
+        unit: Per = "update" if self.steps_per_update else self._rule.per
+        resolved, steps = self._rule.resolve(length, per=unit), length.count(unit)
+        if self._steps not in (None, steps):
             raise BuilderError(
-                f"the schedule is a share of the run, which had {self._saved_steps} steps, one per "
-                f"{self._rule.per}, and now has {steps}: that is another run. Train for the same epochs of "
-                "the same batches, or start in another directory"
+                f"the schedule is a share of the run, which had {self._steps} steps, one per {unit}, and now "
+                f"has {steps}: that is another run. Train for the same epochs of the same batches, or start "
+                "in another directory"
             )
-        self.schedule, self._length, self._saved_steps = resolved, length, steps
+        self.schedule, self._steps, self._is_resolved = resolved, steps, True
+
+    @property
+    def latest(self) -> float:
+        """The rate of the last step."""
+        return self._rate(max(self.iteration - 1, 0))
 
     def step(self) -> float:
         """Return the rate of the current batch and advance to the next one.
@@ -110,7 +124,7 @@ class Scheduler:
         Raises `ParamsError` if the schedule's rate is not finite, and `BuilderError` if it needs the length
         of the run and does not have it.
         """
-        rate = self.schedule.rate(self.initial, self.iteration) if self._is_plain else self._rate()
+        rate = self._rate(self.iteration)
         if not math.isfinite(rate):
             raise ParamsError(
                 f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
@@ -120,20 +134,15 @@ class Scheduler:
             self.iteration += 1
         return rate
 
-    def _rate(self) -> float:
-        rule: Any = self.schedule
-        if self._length is None and self.needs_length:
+    def _rate(self, iteration: int) -> float:
+        if not self._is_resolved:
             raise BuilderError(
                 f"the schedule {self} depends on the length of the run, which is unknown: pass a train "
                 "loader with a length, call set_length, or state numbers of steps"
             )
-        return float(rule.rate_with_warmup(self.initial, self._count()))
-
-    def _count(self) -> int:
-        """Return the current iteration in the unit of the schedule."""
-        if self._length is None or self._rule is None or self._rule.per != "update":
-            return self.iteration
-        return self._length.updates_before(self.iteration)
+        if isinstance(self.schedule, Rule) and self.schedule.warmup is not None:
+            return self.schedule.rate_with_warmup(self.initial, iteration)
+        return self.schedule.rate(self.initial, iteration)
 
     def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  required by the protocol
         """Advance to the next iteration if an iteration is an epoch."""
@@ -151,13 +160,15 @@ class Scheduler:
 
     def burn_state(self) -> Any:
         """Return the state that Burn would save, or the iteration if Burn lacks the schedule."""
-        if isinstance(self.schedule, Rule) and (self._length is not None or not self.needs_length):
-            return self.schedule.burn_state(self.initial, max(self._count() - (self.schedule.warmup or 0), 0))
+        if isinstance(self.schedule, Rule) and self._is_resolved:
+            return self.schedule.burn_state(
+                self.initial, max(self.iteration - (self.schedule.warmup or 0), 0)
+            )
         return self.iteration
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration, and the steps of the run if the schedule depends on them."""
-        steps = {} if self._saved_steps is None else {"steps": self._saved_steps}
+        steps = {} if self._steps is None else {"steps": self._steps}
         return {"iteration": self.iteration, **steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,7 +178,7 @@ class Scheduler:
                 f"the state of a scheduler has an integer 'iteration'; found {state}. "
                 "Use a checkpoint of this version"
             )
-        self.iteration, self._saved_steps = state["iteration"], state.get("steps")
+        self.iteration, self._steps = state["iteration"], state.get("steps")
 
 
 def check_rate(rate: float) -> None:

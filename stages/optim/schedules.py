@@ -108,7 +108,8 @@ class Rule(Config):
 
     def burn_state(self, initial: float, steps: int) -> ScheduleState:
         """Return the state that Burn saves after *steps* steps."""
-        return ScheduleState(type(self).__name__, self.burn_number(initial, steps))
+        kind: str = type(self).model_fields["kind"].default
+        return ScheduleState(kind.capitalize(), self.burn_number(initial, steps))
 
     def burn_number(self, initial: float, steps: int) -> int | float | None:  # noqa: ARG002  for a subclass
         """Return the number that Burn saves after *steps* steps; by default None."""
@@ -143,22 +144,24 @@ class Linear(Rule):
 
 
 class Cosine(Rule):
-    """Half a cosine from the initial rate to ``min`` in ``num_iters`` iterations, repeated. SGDR, 2017."""
+    """Half a cosine from the initial rate to ``min`` in ``num_iters`` iterations, continued along the curve.
+
+    A run that follows Burn 0.21 starts it again instead.
+    """
 
     kind: Literal["cosine"] = "cosine"
     min: NonNegative = 0.0
     num_iters: Span = TO_THE_END
 
     def rate(self, initial: float, iteration: int) -> float:
-        """Return ``min + ½ (initial - min) (1 + cos(π k / n))`` with k = i mod (n + 1)."""
-        k = iteration % (self.num_iters + 1)
+        """Return ``min + ½ (initial - min) (1 + cos(π i / n))``."""
         return self.min + 0.5 * (self.start(initial) - self.min) * (
-            1 + math.cos(math.pi * k / self.num_iters)
+            1 + math.cos(math.pi * iteration / self.num_iters)
         )
 
     def burn_number(self, initial: float, steps: int) -> int:  # noqa: ARG002  same signature as the others
-        """Return the last k; the largest 64-bit integer before the first step."""
-        return (steps - 1) % (self.num_iters + 1) if steps else 2**64 - 1
+        """Return the last i; the largest 64-bit integer before the first step."""
+        return steps - 1 if steps else 2**64 - 1
 
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the minimum is above the initial rate, as Burn does."""
@@ -167,6 +170,19 @@ class Cosine(Rule):
                 f"the cosine schedule starts at {self.start(initial)}, which is below its min {self.min}. "
                 "Lower min, or use a linear schedule to increase the rate"
             )
+
+
+class RestartingCosine(Cosine):
+    """A cosine that Burn up to 0.21 repeats from its beginning after ``num_iters`` iterations. SGDR, 2017."""
+
+    def rate(self, initial: float, iteration: int) -> float:
+        """Return the rate of the cosine at i mod (n + 1)."""
+        return super().rate(initial, iteration % (self.num_iters + 1))
+
+    def burn_number(self, initial: float, steps: int) -> int:
+        """Return the last k; the largest 64-bit integer before the first step."""
+        number = super().burn_number(initial, steps)
+        return number % (self.num_iters + 1) if steps else number
 
 
 class Exponential(Rule):
@@ -343,6 +359,15 @@ def _check_units(parts: tuple[Rule, ...]) -> None:
         raise ValueError("a part of a schedule has per. Set it for the outer schedule instead")
     if any(part.warmup for part in parts):
         raise ValueError("a part of a schedule has warmup. Set it for the outer schedule instead")
+
+
+def with_restarts(rule: Any) -> Any:
+    """Return *rule* with a restart of each cosine in it, as in Burn 0.21."""
+    if isinstance(rule, Cosine):
+        return RestartingCosine(**rule.model_dump())
+    if isinstance(rule, Composed | Sequential):
+        return rule.model_copy(update={"schedulers": tuple(map(with_restarts, rule.schedulers))})
+    return rule
 
 
 class ScheduleUse(Use):

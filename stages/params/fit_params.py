@@ -1,9 +1,10 @@
 """The section fit of params.yaml."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from stages.contracts.burn import Version
 from stages.contracts.config import Config, Use
 from stages.contracts.fields import (
     MAX_COUNT,
@@ -180,6 +181,15 @@ class FitConfig(Config):
     """Rule for stopping before ``num_epochs``; null: never."""
     keep: Keep = Keep()
     """Checkpoints to keep."""
+    burn: Annotated[
+        Version | None,
+        BeforeValidator(lambda value: str(value) if isinstance(value, float) else value),
+        Field(exclude_if=lambda value: value is None),  # so that it changes no key of an earlier run
+    ] = None
+    """The version of Burn, ``0.21`` or ``0.22``, whose log lines, steps of a schedule, and metrics a run has.
+
+    null: 0.22 with ``recorder: burnpack``; otherwise the defaults of this project.
+    """
     recorder: RecorderConfig = RecorderConfig()
     """Format of model, optimizer and scheduler in checkpoints; in half precision no resume is exact."""
     checkpoint_every_steps: Steps | None = None

@@ -8,9 +8,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.contracts.errors import BuilderError, ParamsError
 from stages.learner import LearnerBuilder
+from stages.metrics import Mean
 from stages.models import Mlp
 from stages.optim import (
-    Accumulation,
     Composed,
     Constant,
     Cosine,
@@ -69,39 +69,47 @@ def test_cosine_ends_with_the_run_by_default():
     assert found[-1] == pytest.approx(0.25 * (1 + math.cos(math.pi * 99 / 100)))
 
 
-@pytest.mark.parametrize("per", ["batch", "update"])
-def test_warm_up_grows_by_equal_amounts_to_the_first_rate(per):
-    found = rates(Cosine(warmup=4, per=per), 6)
+def test_warm_up_grows_by_equal_amounts_to_the_first_rate():
+    found = rates(Cosine(warmup=4), 6)
 
     assert found[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert found[5] < 0.5
 
 
+class Rates:
+    """The learning rates of the batches."""
+
+    name, unit, better = "Rates", None, None
+
+    def __init__(self):
+        self.seen = []
+
+    def measure_step(self, step):
+        self.seen.append(step.learning_rate)
+        return Mean(0.0, 1)
+
+
 @pytest.mark.parametrize("leftover", ["flush", "drop", "carry"])
 @pytest.mark.parametrize("window", [1, 3, 5, 40])
 @pytest.mark.parametrize("batches", [1, 7, 10])
-def test_updates_are_those_that_the_accumulation_makes(leftover, window, batches):
-    """The window is counted batch by batch here."""
-    length = RunLength(3, batches, Accumulation(batches=window, leftover=leftover))
-    updates = filled = 0
-    for number in range(3 * batches):
-        assert length.updates_before(number) == updates
-        filled += 1
-        is_last = (number + 1) % batches == 0
-        if filled == window or (is_last and leftover == "flush"):
-            updates, filled = updates + 1, 0
-        if is_last and leftover == "drop":
-            filled = 0
+def test_schedule_per_update_has_one_rate_in_a_window_and_ends_with_the_run(
+    tmp_path, leftover, window, batches
+):
+    rates = Rates()
+    builder = LearnerBuilder(tmp_path).renderer(NoRenderer()).metrics(rates).num_epochs(3).devices(["cpu"])
+    builder.grads_accumulation(window, leftover=leftover)
+    learner = builder.build(Mlp((3,), 2), Sgd(), Scheduler(0.6, Linear(final=0.0, per="update")))
 
-    assert length.count("update") == updates
+    learner.fit([(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(batches)], None)
 
-
-def test_schedule_per_update_keeps_its_rate_within_a_window():
-    length = RunLength(2, 5, Accumulation(batches=2))
-
-    found = rates(Linear(final=0.0, per="update"), 10, length)
-
-    assert found == pytest.approx([rate / 12 for rate in (6, 6, 5, 5, 4, 3, 3, 2, 2, 1)])
+    numbers = range(3 * batches)
+    if leftover == "carry":
+        windows = [number // window for number in numbers]
+    else:
+        begun = [(number // batches, number % batches // window) for number in numbers]
+        windows = [sorted(set(begun)).index(one) for one in begun]
+    steps = max(windows) + 1
+    assert rates.seen == pytest.approx([0.6 * (steps - number) / steps for number in windows])
 
 
 @pytest.mark.parametrize("value", ["0 %", "101 %", "ten", "1.5 steps", "2 weeks", 0, -1, 1.5, True, None, ""])
@@ -151,7 +159,8 @@ def fit(directory, epochs, batches=6, schedule=None):
 
 def test_learner_states_the_length_and_refuses_to_resume_with_another(tmp_path):
     learner = fit(tmp_path, 2)
-    assert learner.components.state.model.scheduler.schedule == Cosine(warmup=1, num_iters=11)
+    schedule = learner.components.state.model.scheduler.schedule
+    assert (schedule.warmup, schedule.num_iters) == (1, 11)
 
     with pytest.raises(
         BuilderError, match="had 12 steps, one per batch, and now has 18: that is another run"

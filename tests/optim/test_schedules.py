@@ -20,6 +20,7 @@ from stages.optim import (
     Sequential,
     Step,
 )
+from stages.optim.schedules import with_restarts
 from stages.records import to_021
 from stages.records.record_tree import strip_type_hints
 
@@ -30,7 +31,7 @@ RULES = [
     (Constant(), lambda i: 0.5),
     (Constant(initial=0.25), lambda i: 0.25),
     (LINEAR, lambda i: 0.5 - 0.4 * min(i, 400) / 400),
-    (COSINE, lambda i: 0.1 + 0.2 * (1 + math.cos(math.pi * (i % 401) / 400))),
+    (COSINE, lambda i: 0.1 + 0.2 * (1 + math.cos(math.pi * i / 400))),
     (Exponential(gamma=0.99), lambda i: 0.5 * 0.99**i),
     (Noam(warmup_steps=300, model_size=64), lambda i: 0.5 / 8 * min((i + 1) ** -0.5, (i + 1) * 300**-1.5)),
     (Step(step_size=30, gamma=0.9), lambda i: 0.5 * 0.9 ** (i // 30)),
@@ -63,6 +64,18 @@ def test_schedule_equals_its_closed_form_for_a_thousand_steps(schedule, closed_f
     assert rates == pytest.approx([closed_form(i) for i in range(1000)], rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.parametrize(
+    "rule", [COSINE, Composed(schedulers=(COSINE,)), Sequential(schedulers=(COSINE,), milestones=())]
+)
+def test_cosine_of_021_restarts_in_any_schedule(rule):
+    scheduler = Scheduler(0.5, rule)
+    scheduler.follow("0.21", accumulates=False)
+
+    rates = [scheduler.step() for _ in range(1000)]
+
+    assert rates == pytest.approx([COSINE.rate(0.5, i % 401) for i in range(1000)], rel=1e-12)
+
+
 def test_exponential_schedule_equals_burns_repeated_product():
     scheduler, product = Scheduler(0.5, Exponential(gamma=0.99)), 0.5 / 0.99
 
@@ -80,7 +93,8 @@ NEVER = 2**64 - 1
     [
         (Constant(), None, None, None),
         (Linear(final=0.1, num_iters=3), 4, 3, 0),
-        (Cosine(num_iters=3), NEVER, 0, 0),
+        (Cosine(num_iters=3), NEVER, 0, 4),
+        (with_restarts(Cosine(num_iters=3)), NEVER, 0, 0),
         (Cosine(num_iters=9), NEVER, 0, 4),
         (Exponential(gamma=0.5), 1.0, 0.5, 0.03125),
         (Noam(), 0, 1, 5),

@@ -210,7 +210,7 @@ def check():
 
 
 @needs_files
-@pytest.mark.parametrize("kind", ["optimizer"])
+@pytest.mark.parametrize("kind", ["optimizer", "schedule"])
 def test_files_of_burn_continue_to_its_numbers_and_ours_have_their_layout(kind):
     module = check()
 
