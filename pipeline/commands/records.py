@@ -151,6 +151,7 @@ def convert(
     from stages.records.formats import find_format, layout_of, read, write
     from stages.records.precision import PRECISIONS
     from stages.records.tools.conversion import add_types, choose_layout, convert_record, find_lossy_tensors
+    from stages.records.tools.version_layouts import lacks_activations, translate_version
 
     before = find_format(source)
     after = _format_by_name(recorder) if recorder else find_format(target)
@@ -158,8 +159,12 @@ def convert(
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
     found, result_layout = layout_of(record, before), choose_layout(record, before, after, layout)
-    if result_layout and found != result_layout:
+    fills_activations = before.is_burnpack and not after.is_burnpack and lacks_activations(record)
+    if result_layout and (found != result_layout or (fills_activations and learner)):
         record = _translate(record, source, found, result_layout, learner)
+    elif learner and after.is_burnpack and not before.is_burnpack:
+        record = _name_schedule(record, learner)
+    record = translate_version(record, source, before, after)
     chosen = PRECISIONS[precision] if precision else None
     if lost := find_lossy_tensors(record, chosen):
         print_error(f"warning: {precision} precision loses bits of {join_names(lost, 1)}")
@@ -235,6 +240,21 @@ def _translate(
     model = _build_model(learner)
     state = load_into(model, record.item, source=str(source), layout=before).state
     return state_record(state) if after == "torch" else Record(strip_type_hints(record_of(model, state)))
+
+
+def _name_schedule(record: "Record", learner: Path) -> "Record":
+    """Return *record*, if it is that of a schedule, as the state of the schedule in *learner*."""
+    from stages.learner import LearnerSpec
+    from stages.optim import Scheduler, load_burn_schedule
+
+    item = record.item
+    if not (isinstance(item, int | float) or (isinstance(item, dict) and item.keys() == {"schedulers"})):
+        return record
+    spec = LearnerSpec.read(learner)
+    spec.check_code()
+    scheduler = spec.build(seed=0)[2]
+    load_burn_schedule(scheduler, item)
+    return replace(record, item=scheduler.burn_state() if isinstance(scheduler, Scheduler) else item)
 
 
 def example_of(directory: Path) -> "Tree":

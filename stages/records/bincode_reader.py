@@ -117,6 +117,8 @@ class DtypeTable:
     names: tuple[str, ...]
     bool_has_store: bool = False
     """True if the number of Bool is followed by a number for how it is stored."""
+    joins_constants: bool = False
+    """True if an array of constants, such as a stride, is one zero byte, and not one for each."""
 
 
 WITHOUT_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U8", "Bool", "QFloat"))
@@ -125,7 +127,7 @@ WITH_U16 = DtypeTable((*_FLOAT_NAMES, *_HALVES_AND_INTEGERS, "U16", "U8", "Bool"
 """0.16."""
 WITH_FLEX32 = DtypeTable((*_FLOAT_NAMES, "Flex32", *_HALVES_AND_INTEGERS, "U16", "U8", "Bool", "QFloat"))
 """0.17 to 0.20."""
-WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
+WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True, joins_constants=True)
 """0.21."""
 
 
@@ -152,6 +154,11 @@ def find_dtype_table(metadata: Metadata) -> DtypeTable:
     if version < (0, 17):
         return WITH_U16
     return WITH_FLEX32 if version < (0, 21) else WITH_BOOL_STORE
+
+
+def is_constant(node: tuple[Tree, ...]) -> bool:
+    """Return whether *node* is an array of constants."""
+    return bool(node) and all(part is None for part in node)
 
 
 MAX_TEXT = 1 << 24
@@ -221,6 +228,9 @@ class _BincodeParser:
         if isinstance(like, dict):
             return {key: self.value(value, extend_path(path, key)) for key, value in like.items()}
         if isinstance(like, tuple):
+            if self._table is not None and self._table.joins_constants and is_constant(like):
+                self._scalar(None, path)
+                return like
             return tuple(self.value(value, extend_path(path, str(i))) for i, value in enumerate(like))
         if isinstance(like, list):
             return self._vector(like, path)

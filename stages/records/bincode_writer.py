@@ -11,7 +11,7 @@ from dataclasses import astuple
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
-from stages.records.bincode_reader import MAX_TEXT, DtypeTable, find_dtype_table
+from stages.records.bincode_reader import MAX_TEXT, DtypeTable, find_dtype_table, is_constant
 from stages.records.dotted_names import MAX_ENTRIES, check_text, extend_path
 from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant, fields_of
 
@@ -63,6 +63,8 @@ def _encode(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> Pieces:
     elif isinstance(node, Variant):
         yield _encode_varint(node.index)
         yield from _encode(node.value, table, extend_path(path, node.name))
+    elif table.joins_constants and isinstance(node, tuple) and is_constant(node):
+        yield b"\x00"
     elif isinstance(node, dict | list | tuple):
         yield from _encode_container(node, table, path)
     else:

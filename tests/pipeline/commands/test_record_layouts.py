@@ -13,12 +13,13 @@ from stages.contracts.errors import RecordError, StageError
 from stages.learner import LearnerSpec
 from stages.models import Mlp
 from stages.models.config import MlpConfig
-from stages.optim import Adam
+from stages.optim import Adam, Linear, Scheduler
 from stages.params.save_model_params import SaveModelConfig
 from stages.records import (
     BinFileRecorder,
     BurnpackRecorder,
     DefaultRecorder,
+    NamedMpkFileRecorder,
     PrettyJsonFileRecorder,
     SafetensorsRecorder,
     load_file,
@@ -233,3 +234,19 @@ def test_square_tensors_under_names_of_burn_need_a_layout(tmp_path):
 
     load_into(model, item, layout="burn")
     torch.testing.assert_close(model.attention.out_proj.weight.T, bare["attention.output.weight"])
+
+
+def test_schedule_converts_to_burnpack_with_the_learner_that_has_its_kind(folder):
+    schedule = Linear(final=0.1, num_iters=9)
+    spec = LearnerSpec.read(folder).model_copy(update={"schedule": schedule})
+    spec.write(folder)
+    scheduler = Scheduler(0.5, schedule)
+    scheduler.step()
+    for recorder in (NamedMpkFileRecorder(), BurnpackRecorder()):
+        recorder.record(scheduler.burn_state(), folder / "scheduler-1")
+
+    code, text = learner("convert", folder / "scheduler-1.mpk", folder / "out.bpk")
+    assert (code, "does not state the kind of its schedule" in text) == (1, True)
+    assert learner("convert", folder / "scheduler-1.mpk", folder / "out.bpk", "--learner", folder) == (0, "")
+
+    assert (folder / "out.bpk").read_bytes() == (folder / "scheduler-1.bpk").read_bytes()
