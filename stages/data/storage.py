@@ -74,6 +74,8 @@ class DatasetInfo(Config):
     """The names of the features of a table, in their order in a sample."""
     categories: dict[str, tuple[str | None, ...]] | None = Field(default=None, exclude_if=is_none)
     """The categories of each categorical column of a table, in the order of their codes; None: missing."""
+    feature_means: dict[str, float] | None = Field(default=None, exclude_if=is_none)
+    """The mean of each column of numbers in a table, with which its missing values are filled."""
     skipped: int | None = Field(default=None, exclude_if=is_none)
     """The number of corrupt files, or of rows with missing values, that the source was set to leave out."""
     tokenizer: dict[str, Any] | None = Field(default=None, exclude_if=is_none)

@@ -157,6 +157,7 @@ class _TableEncoder:
     def __init__(self, info: DatasetInfo, source: Mapping[str, Any]) -> None:
         self._categories = info.categories or {}
         self._is_one_hot = source.get("encoding", "one_hot") == "one_hot"
+        self._means = info.feature_means or {}
         self._fill = float(source.get("fill", 0.0)) if source.get("missing") == "constant" else None
         self._features = list(info.feature_names or ())
         names = {
@@ -192,12 +193,13 @@ class _TableEncoder:
         values = to_floats(column)
         missing = np.flatnonzero(np.isnan(values))
         if len(missing):
-            if self._fill is None:
+            fill = self._means.get(name, self._fill)
+            if fill is None:
                 raise DataError(
                     f"{names[missing[0]]}: column {name!r} has a missing value, for which only "
-                    "load_data.source.missing: constant has a number"
+                    "load_data.source.missing: mean and constant have a number"
                 )
-            values[missing] = self._fill
+            values[missing] = fill
         return values
 
     def _to_codes(self, name: str, column: Any, names: Sequence[str]) -> np.ndarray:

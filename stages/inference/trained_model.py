@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from stages import data, records
 from stages.contracts.config import Config
-from stages.contracts.errors import CheckpointError, DataError, PluginError
+from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
+from stages.contracts.outputs import SequenceOutput
+from stages.contracts.placement import move
 from stages.contracts.plugins import load_extra
 from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
@@ -66,7 +68,12 @@ class Preprocessing(nn.Module):
         self.batcher = batcher
 
     def forward(self, samples: Any) -> Tensor:
-        """Return the inputs of the model for *samples*, as the source reads them.
+        """Return the inputs of the model for *samples*, the first element of their batch."""
+        inputs: Tensor = self.build_batch(samples)[0]
+        return inputs
+
+    def build_batch(self, samples: Any) -> Any:
+        """Return the batch of *samples*, as the source reads them, with targets of 0.
 
         *samples* is a tensor or an array (N, …), a list of such samples, or a list of texts if the data are
         texts. Raises `DataError` if they do not have the shape of a sample of the training data.
@@ -74,8 +81,7 @@ class Preprocessing(nn.Module):
         stored = self._to_tensor(samples)
         dtype = torch.float32 if self.info.num_classes is None else torch.int64
         targets = torch.zeros((len(stored), *self.info.target_shape), dtype=dtype)
-        inputs: Tensor = self.batcher.batch(Samples(stored, targets))[0]
-        return inputs
+        return self.batcher.batch(Samples(stored, targets))
 
     def _to_tensor(self, samples: Any) -> Tensor:
         info = self.info
@@ -100,8 +106,8 @@ class Preprocessing(nn.Module):
 class TrainedModel(nn.Module):
     """A model in eval mode, called with samples as the source of the training reads them.
 
-    Calling it returns the output of ``model`` for the result of ``preprocessing``, with gradients; `predict`
-    returns classes and probabilities.
+    Calling it returns the output of ``model`` for the result of ``preprocessing``, with gradients. `predict`
+    returns classes and probabilities from the ``valid_step`` of the model, which any model has.
     """
 
     def __init__(self, model: nn.Module, preprocessing: Preprocessing, fit: FitConfig) -> None:
@@ -139,11 +145,27 @@ class TrainedModel(nn.Module):
         was_training = self.training
         self.eval()
         size = batch_size or self.fit.batch_size
-        outputs = [self(samples[start : start + size]).cpu() for start in range(0, len(samples), size)]
+        starts = range(0, len(samples), size)
+        outputs = [self._compute(samples[start : start + size]).cpu() for start in starts]
         self.train(was_training)
         if not outputs:
             raise DataError("predict: there is no sample. Pass at least one")
         return self._interpret(torch.cat(outputs))
+
+    def _compute(self, samples: Any) -> Tensor:
+        batch = move(self.preprocessing.build_batch(samples), self.device)
+        step: Any = self.model
+        with MixedPrecision(self.fit.precision, self.device).autocast():
+            item = step.valid_step(batch)
+        output = getattr(item, "output", None)
+        if isinstance(item, SequenceOutput):
+            output = item.logits.movedim(-1, 1)  # as those of positions: (B, V, T)
+        if not isinstance(output, Tensor):
+            raise BuilderError(
+                f"{type(self.model).__name__}.valid_step returns a {type(item).__name__}, which has no "
+                "tensor output. Call the model itself"
+            )
+        return output
 
     def _interpret(self, outputs: Tensor) -> Predictions:
         if self.info.num_classes is None:

@@ -10,9 +10,10 @@ from PIL import Image
 from small_runs import prepare, train
 
 from stages import data, load_model
-from stages.contracts.errors import CheckpointError, DataError, PluginError
+from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
+from stages.models import RegressionStep
 from stages.params.fit_params import FitConfig
 
 
@@ -135,9 +136,13 @@ def test_files_are_read_as_the_source_of_the_training_reads_them(tmp_path, write
     assert_reads_what_was_trained(tmp_path / "prepared", config, path)
 
 
+@pytest.mark.parametrize("missing", ["constant", "mean"])
 @pytest.mark.parametrize("encoding", ["one_hot", "codes"])
-def test_tables_are_read_as_the_source_of_the_training_reads_them(tmp_path, table, table_source, encoding):
-    config = prepare(tmp_path / "prepared", table_source | {"encoding": encoding}, valid_fraction=0.0)
+def test_tables_are_read_as_the_source_of_the_training_reads_them(
+    tmp_path, table, table_source, encoding, missing
+):
+    source = table_source | {"encoding": encoding, "missing": missing}
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
     assert_reads_what_was_trained(tmp_path / "prepared", config, table)
 
 
@@ -220,16 +225,33 @@ def test_probabilities_of_one_logit_and_of_positions(directory, outputs, classes
     assert torch.allclose(predictions.probabilities.sum(-1), torch.ones(()))
 
 
+class Line(RegressionStep, torch.nn.Linear):
+    pass
+
+
+class Unusual(torch.nn.Linear):
+    def valid_step(self, batch):
+        return batch
+
+
+def test_model_whose_step_returns_no_output_is_refused(directory):
+    model = load_model(directory)
+    model.model = Unusual(5, 2)
+
+    with pytest.raises(BuilderError, match="Unusual.valid_step returns a Batch, which has no tensor output"):
+        model.predict(data.read_split(directory.parent / "prepared", "test").inputs)
+
+
 def test_regression_predicts_numbers(tmp_path):
     np.savez(tmp_path / "x.npz", inputs=np.arange(24.0).reshape(8, 3), targets=np.arange(8.0))
     prepare(tmp_path, {"kind": "npz", "path": str(tmp_path / "x.npz")}, valid_fraction=0.0)
     preprocessing = Preprocessing(data.read_info(tmp_path / "dataset.json"), NormalizeBatcher())
-    model = TrainedModel(torch.nn.Linear(3, 1), preprocessing, FitConfig())
+    model = TrainedModel(Line(3, 1), preprocessing, FitConfig())
 
     predictions = model.predict(np.arange(6.0).reshape(2, 3))
 
     assert predictions.classes is None
-    assert predictions.labels == model.model(torch.arange(6.0).reshape(2, 3)).tolist()
+    assert predictions.labels == model.model(torch.arange(6.0).reshape(2, 3)).flatten().tolist()
 
 
 def test_directory_without_a_description_of_the_data_is_refused(tmp_path, directory):

@@ -78,6 +78,10 @@ def table(
     facts: dict[str, Any] = {"feature_names": rows.feature_names}
     if categories := {feature.name: feature.category_names for feature in chosen if feature.is_categorical}:
         facts["categories"] = categories
+    if missing == "mean":
+        facts["feature_means"] = {
+            feature.name: feature.mean for feature in chosen if not feature.is_categorical
+        }
     if missing == "drop":
         facts["skipped"] = int(len(rows.is_kept) - len(rows))
     targets, class_names = scan.targets()
