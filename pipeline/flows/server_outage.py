@@ -35,7 +35,7 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 25.0
 """Default time without a response after which a run ends without a report."""
-PROBE_SECONDS = 2.0
+PROBE_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 RETRIED_CODES = "500,504"
 """Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
@@ -51,12 +51,12 @@ class UnrecordedRunError(StageError):
     """A server that does not let a run begin, which can run without a record."""
 
 
-def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
+def exit_if_unreachable(seconds: float) -> None:
     """Exit with a message and exit code 1 once the server has not responded for *seconds*.
 
-    Call this after the stages. It returns at once, and a thread watches the server until *has_ended* is set.
+    This returns at once, and a thread watches the server.
     """
-    threading.Thread(target=_watch, args=(has_ended, seconds), name="server-outage", daemon=True).start()
+    threading.Thread(target=_watch, args=(seconds,), daemon=True).start()
 
 
 def wait_for_server(seconds: float, warn: Callable[[str], None]) -> bool:
@@ -149,9 +149,10 @@ def is_refusal(error: Exception) -> TypeGuard[httpx.HTTPStatusError]:
     return isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error
 
 
-def _watch(has_ended: threading.Event, seconds: float) -> None:
+def _watch(seconds: float) -> None:
     last_response = time.monotonic()
-    while not has_ended.wait(PROBE_SECONDS):
+    while True:
+        time.sleep(PAUSE_SECONDS)
         if _is_responding():
             last_response = time.monotonic()
         elif time.monotonic() - last_response > seconds:

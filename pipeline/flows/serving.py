@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,7 +250,7 @@ class _Runner(Runner):
             raise self._build_error(number)
 
     def _begin_to_stop(self) -> None:
-        exit_if_unreachable(threading.Event(), outage_seconds())
+        exit_if_unreachable(outage_seconds())
         self._stopping = asyncio.ensure_future(self.astop())
 
     def _build_error(self, number: int) -> RunInterruptedError:
