@@ -106,13 +106,17 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
         return is_configured()
     if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
         return is_recorded(Recording.OPTIONAL, warn)
-    note = json.dumps({"dvc": to_json(ProcessIdentity.of(dvc)), "api": describe_url()})
-    if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == note:
+    if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == _note(dvc):
         return False
     if is_recorded(Recording.OPTIONAL, warn):
         return True
-    write_text(UNREACHABLE_API_FILE, note)
+    write_text(UNREACHABLE_API_FILE, _note(dvc))
     return False
+
+
+def _note(dvc: int) -> str:
+    """Return the note that the other stages of process *dvc* are not recorded either."""
+    return json.dumps({"dvc": to_json(ProcessIdentity.of(dvc)), "api": describe_url()})
 
 
 def require_api(alternative: str = "") -> None:
@@ -208,5 +212,7 @@ def run_stage_of_dvc(name: str, dvc: int | None, warn: Callable[[str], None]) ->
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
         if import_module("pipeline.flows.task_run").run_as_task(name):
             return
-        warn("warning: the Prefect server stopped responding, so this stage is not recorded there")
+        warn(f"warning: {describe_url()} stopped responding, so this run is not recorded there")
+        if dvc is not None:
+            write_text(UNREACHABLE_API_FILE, _note(dvc))
     run_stage(name)

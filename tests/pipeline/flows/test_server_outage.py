@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -18,6 +19,7 @@ from pipeline.engine.lock import project_lock
 from pipeline.flows import prefect_patches
 from pipeline.flows.artifacts import short_timeout_client
 from pipeline.flows.flow import learner, run_from_command_line
+from pipeline.flows.prefect_api import URL, run_stage_of_dvc
 from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
 from pipeline.flows.serving import Plan, _build_deployment, _check_owner, _Runner
@@ -182,6 +184,19 @@ def test_run_that_the_server_does_not_let_begin_is_one_warning(workspace, proxy,
     assert not has_begun.is_set()
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: the Prefect server at {proxy.address} does not respond as it should (")
+
+
+def test_stages_of_dvc_that_the_server_does_not_let_begin_are_one_warning(workspace, proxy, monkeypatch):
+    monkeypatch.setenv(URL, proxy.address)
+    proxy.fail("page", after=1)
+    warnings = []
+
+    for _ in range(2):
+        run_stage_of_dvc("create-artifact-dir", os.getpid(), warnings.append)
+
+    assert (workspace.folder / "artifacts/config.json").exists()
+    [warning] = warnings
+    assert "stopped responding, so this run is not recorded there" in warning
 
 
 def test_run_completes_if_its_server_goes_away_and_a_later_one_reports_it(workspace, server, proxy, caplog):
