@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from errno import EDQUOT, ENOSPC
 from typing import Any
 
-from httpx import HTTPError
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import PrefectException
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from pipeline.flows import prefect_patches
+from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.tasks import hide_expected_errors
 from pipeline.sweep.executors import Executor, Report, run_jobs
@@ -53,6 +53,7 @@ def run_in_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None
 
     Raises `StageError` if the API or the executor becomes unreachable.
     """
+    prefect_patches.apply()
     runner: Any = executor.task_runner() or ThreadPoolTaskRunner(max_workers=executor.width)
     try:
         sweep_flow.with_options(task_runner=runner)(jobs, executor.width, report)
@@ -64,7 +65,7 @@ def run_in_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None
         raise StageError(
             f"the workers of {executor.name} cannot be reached: {error}. Run the same command again to resume"
         ) from error
-    except (HTTPError, PrefectException) as error:
+    except API_ERRORS as error:
         raise StageError(
             f"the Prefect API became unreachable during the sweep ({error}). Finished experiments are kept. "
             "Run the same command again to resume"

@@ -95,7 +95,7 @@ class EndingRun:
 
 
 @pytest.mark.long  # the test before
-@pytest.mark.parametrize("fault", ["drop", "500", "delay"])
+@pytest.mark.parametrize("fault", ["drop", "500", "silent"])
 def test_run_is_completed_with_its_page_although_its_server_was_away_at_its_end(
     finished, server, proxy, fault, tmp_path
 ):
