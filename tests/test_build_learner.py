@@ -114,6 +114,15 @@ def test_initial_weights_do_not_depend_on_the_number_of_cores(dataset, tmp_path,
     assert models[0] == models[1]
 
 
+def test_initial_checkpoint_that_cannot_be_written_is_an_error(dataset, tmp_path):
+    (tmp_path / "learner/checkpoint/model-0.mpk.gz").mkdir(parents=True)  # in place of the file
+
+    with pytest.raises(
+        CheckpointError, match="the checkpoint of epoch 0 belongs to the result and could not"
+    ):
+        build_start(dataset, tmp_path / "learner")
+
+
 def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three_epochs, train):
     uninterrupted = train(5)
 

@@ -124,7 +124,7 @@ class Learner:
     def save(self) -> None:
         """Write a checkpoint of the last finished epoch; 0 before the first.
 
-        Raises `BuilderError` without a checkpointer.
+        Raises `BuilderError` without a checkpointer, and `CheckpointError` if it cannot be written.
         """
         checkpoints, state = self._components.checkpoints, self._state
         if self._options.recorder is None:
@@ -134,6 +134,7 @@ class Learner:
             return  # another rank writes
         with checkpoints.complete_saves():
             checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
+        checkpoints.finish()
 
     def _note_machine(self) -> None:
         """Log the machine, and write it beside the checkpoints for the next resume."""
