@@ -110,7 +110,7 @@ class Trial:
             return self.project.start(*LEARNER, "run")
         if self.planned.entry == "serve":
             process = self.project.start(*LEARNER, "serve", "--name", "process", "--workspace")
-            assert wait_until(lambda: "serving learner/" in self.project.output(), process)
+            assert wait_until(lambda: "serving learner/" in self.project.output(), process, 600)
         else:
             prefect = (sys.executable, "-m", "prefect", "--no-prompt")
             self.project.ok(*prefect, "work-pool", "create", "--type", "process", "learner")
