@@ -301,7 +301,7 @@ def _check_size(pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
     """Yield *node* as text; *level* is the depth of its indentation, negative for none."""
     if isinstance(node, RawTensor):
-        node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype}
+        node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype_node}
     if isinstance(node, dict):
         yield from _encode_map(node, level, path)
     elif isinstance(node, bytes | bytearray | memoryview):

@@ -321,7 +321,7 @@ def _encode_tensor(tensor: RawTensor, path: str) -> Iterator[bytes | memoryview]
     yield _encode_scalar("shape", path)
     yield from _encode_sequence(tensor.shape, path, 0)
     yield _encode_scalar("dtype", path)
-    yield _encode_scalar(tensor.dtype, path)
+    yield from _encode(tensor.dtype_node, path, 0)
 
 
 def _bin_header(size: int, path: str) -> bytes:

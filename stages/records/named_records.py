@@ -7,7 +7,7 @@ and half floats as their bits; only the metadata declared the type of the number
 
 import math
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from stages.records.record_tree import (
     RawTensor,
     Record,
     Tree,
+    convert_tensors,
     strip_type_hints,
 )
 
@@ -41,6 +42,8 @@ _HALVES = {"f16": "F16", "bf16": "BF16"}
 _INTEGERS = {f"{kind}{bits}": f"{kind}{bits}".upper() for kind in "iu" for bits in (8, 16, 32, 64)}
 _SINCE_BYTES = re.compile(r"0\.(1[5-9]|[2-9]\d)\.|[1-9]")
 """Versions that never wrote ``value``; builds that declared 0.14.0 before its release did."""
+_SINCE_BOOL_STORE = re.compile(r"0\.(2[1-9]|[3-9]\d)\.|[1-9]")
+"""Versions that name the storage of a Bool, and that do not load one without."""
 
 
 def restore_tensors(
@@ -260,7 +263,14 @@ def pack_record(record: Record) -> Tree:
             "a record without metadata cannot be written as MessagePack or JSON; set its metadata with "
             "build_metadata(), or use burnpack or safetensors"
         )
-    return {"metadata": asdict(record.metadata), "item": strip_type_hints(record.item), "_b": UNIT}
+    item = strip_type_hints(record.item)
+    if _SINCE_BOOL_STORE.match(record.metadata.version):
+        item = convert_tensors(item, _name_store)
+    return {"metadata": asdict(record.metadata), "item": item, "_b": UNIT}
+
+
+def _name_store(tensor: RawTensor) -> RawTensor:
+    return replace(tensor, bool_store="Native") if tensor.dtype == "Bool" else tensor
 
 
 def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:

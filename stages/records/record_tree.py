@@ -59,6 +59,13 @@ class RawTensor:
     shape: tuple[int, ...]
     pieces: Callable[[], Iterable[memoryview]]
     """Returns the bytes in order, `nbytes` in total; each call starts from the beginning."""
+    bool_store: str | None = None
+    """The storage of a Bool that MessagePack and JSON name since Burn 0.21; None for no name."""
+
+    @property
+    def dtype_node(self) -> Tree:
+        """The type as MessagePack and JSON store it."""
+        return {self.dtype: self.bool_store} if self.bool_store else self.dtype
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Any) -> "RawTensor":
