@@ -1,15 +1,21 @@
 """A run in a directory in which Burn has trained resumes from its checkpoint, and removes no file of Burn."""
 
+import tarfile
+from pathlib import Path
+
 import pytest
 import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LearningRateMetric, LossMetric
+from stages.models import ClassificationStep
 from stages.optim import Adam, Linear, Scheduler, Sgd
-from stages.records import NamedMpkGzFileRecorder, read_item
+from stages.records import BurnpackRecorder, DefaultRecorder, NamedMpkGzFileRecorder, read_item
 from stages.renderers import NoRenderer
 from stages.runs.file_names import TRAINER_SUFFIX
 
+RUNS = Path(__file__).parents[3] / "shared/burn-0.22/runs"
 SCHEDULES = {"constant": lambda: 0.05, "linear": lambda: Scheduler(0.05, Linear(final=0.01, num_iters=16))}
 OPTIMIZERS = {"adam": Adam(), "sgd": Sgd(kind="sgd"), "sgd with momentum": Sgd(kind="sgd", momentum=0.9)}
 
@@ -110,3 +116,46 @@ def test_newest_checkpoint_is_that_of_this_project_after_it_resumed(start, tiny,
     assert resumed.resumed == "after epoch 3"
     assert "Burn" not in capsys.readouterr().out
     assert (tmp_path / "checkpoint/model-2.mpk.gz").exists()
+
+
+class Net(ClassificationStep, torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, batch):
+        return self.linear(batch)
+
+
+RATES = {"tiny22": lambda: Scheduler(0.1, Linear(final=0.01, num_iters=20)), "tiny21": lambda: 0.1}
+
+
+@pytest.mark.skipif(not RUNS.exists(), reason="needs the files that Burn wrote, in ../shared")
+@pytest.mark.parametrize(
+    ("name", "recorder"), [("tiny22", BurnpackRecorder()), ("tiny21", DefaultRecorder())]
+)
+def test_run_of_burn_continues_with_its_rates_and_lines_and_keeps_its_files(name, recorder, tmp_path):
+    for run_of_burn in ("half", "full"):
+        with tarfile.open(RUNS / f"{name}-{run_of_burn}.tar.xz") as archive:
+            archive.extractall(tmp_path, filter="data")
+    directory, full = tmp_path / f"{name}-half", tmp_path / f"{name}-full"
+    before = contents(directory)
+    builder = LearnerBuilder(directory).num_epochs(20).devices(["cpu"]).renderer(NoRenderer())
+    builder.metrics(AccuracyMetric(), LossMetric()).metric_train_numeric(LearningRateMetric())
+    train, valid = ((torch.randn(count, 4), torch.arange(count) % 2) for count in (640, 200))
+
+    learner = (
+        builder.with_file_checkpointer(recorder)
+        .checkpoint("auto")
+        .build(Net(), Adam(learning_rate=0.1), RATES[name]())
+    )
+    learner.fit([train], [valid])
+
+    assert contents(directory).items() >= before.items()
+    states = learner.components.state.model.optimizer.state.values()
+    assert {int(state["step"]) for state in states} == {20}
+    for epoch in range(11, 21):
+        rates, accuracies = f"train/epoch-{epoch}/Learning_Rate.log", f"valid/epoch-{epoch}/Accuracy.log"
+        assert (directory / rates).read_text() == (full / rates).read_text()
+        ours, theirs = ((folder / accuracies).read_text().split() for folder in (directory, full))
+        assert [line.partition(",")[2] for line in ours] == [line.partition(",")[2] for line in theirs]

@@ -719,6 +719,30 @@ def test_fields_that_burn_cannot_load_are_listed():
     assert [field.partition(":")[0] for field in fields] == ["body.norm", "wide.gamma"]
 
 
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.scale = nn.Parameter(torch.ones(2))
+
+
+UNLIKE = {
+    "running statistics": (nn.InstanceNorm1d(3, track_running_stats=True), ["running_mean", "running_var"]),
+    "projection": (nn.LSTM(3, 4, proj_size=2), ["projection"]),
+    "no bias": (nn.TransformerEncoderLayer(4, 2, 8, bias=False), ["self_attn.bias"]),
+    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), ["weight"]),
+    "spectral norm": (nn.utils.parametrizations.spectral_norm(nn.Conv1d(2, 2, 1)), ["weight"]),
+    "subclass of a user": (Scaled(), []),
+    "lazy": (nn.LazyLinear(2), []),
+    "affine norm": (nn.InstanceNorm1d(3, affine=True), []),
+    "batch norm": (nn.BatchNorm1d(3, affine=False, track_running_stats=False), []),
+}
+
+
+@pytest.mark.parametrize(("module", "fields"), UNLIKE.values(), ids=UNLIKE)
+def test_tensors_of_a_layer_that_burn_lacks_are_listed(module, fields):
+    assert [field.partition(":")[0] for field in fields_unlike_burn(module)] == fields
+
+
 def test_saving_model_that_burn_cannot_load_warns_with_field_name(tmp_path, caplog):
     save_file(nn.Sequential(nn.LayerNorm((2, 3))), tmp_path / "model", DefaultRecorder())
 

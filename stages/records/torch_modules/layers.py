@@ -57,12 +57,14 @@ def layer_layout(module: nn.Module) -> Tree:
 
 
 def unlike_burn(module: nn.Module) -> list[str]:
-    """Return the names of *module*'s tensors and children that Burn's module cannot load, with the reason."""
+    """Return the tensors of *module* that Burn's module has in another form or always, with the reason."""
+    if isinstance(module, nn.LSTM) and module.proj_size:
+        return ["projection: Burn's Lstm has no such field"]
+    if isinstance(module, nn.MultiheadAttention) and module.in_proj_bias is None:
+        return ["bias: Burn's MultiHeadAttention, and a transformer's layer, always has biases"]
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         kind = type(module).__name__
         return [f"gamma: Burn's {kind} has one dimension, this one has {list(module.normalized_shape)}"]
-    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
-        return [f"norm: Burn's {type(module).__name__} has no final norm and ignores this one"]
     return []
 
 

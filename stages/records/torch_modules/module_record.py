@@ -116,8 +116,20 @@ def fields_unlike_burn(module: nn.Module) -> list[str]:
     return [
         f"{name}.{reason}" if name else reason
         for name, child in module.named_modules()
-        for reason in unlike_burn(child)
+        for reason in (*unlike_burn(child), *_describe_extras(child))
     ]
+
+
+def _describe_extras(module: nn.Module) -> list[str]:
+    """Return the tensors that *module*, if it is a layer of torch, has more than Burn's layer, or lacks."""
+    layout, place = layer_layout(module), _Place(module, "", "")
+    is_of_torch = type(module).__module__.startswith("torch.nn.")
+    if layout is None or not is_of_torch or any(map(is_lazy, module.parameters())):
+        return []
+    if lacking := [name for name in _layout_names(layout) if not _has_member(module, name)]:
+        return [f"{lacking[0].removesuffix('.T')}: it is computed from others, and Burn's layer has it alone"]
+    extras = _find_extras(_resolve(layout, place), place)
+    return [f"{name}: Burn's {type(module).__name__} has no such field" for name in extras]
 
 
 def entries_without_slot(module: nn.Module, tree: Tree) -> dict[str, Any]:
@@ -226,6 +238,14 @@ def _own_layout(module: nn.Module) -> Tree:
 
 def _with_extras(tree: Tree, place: _Place) -> Tree:
     """Return *tree*, the fields of a layer, with the additional tensors of a subclass of that layer."""
+    if not (extras := _find_extras(tree, place)):
+        return tree
+    fields = tree if isinstance(tree, dict) else {"layers": tree}
+    return {**fields, **_resolve({f"{name}_" if name in fields else name: name for name in extras}, place)}
+
+
+def _find_extras(tree: Tree, place: _Place) -> list[str]:
+    """Return the names of the tensors and children of the layer at *place* that *tree*, its fields, lacks."""
     used = {slot.name for _, slot in slots(tree)}
     extras = []
     for name, member in _members(place.module).items():
@@ -234,10 +254,7 @@ def _with_extras(tree: Tree, place: _Place) -> Tree:
             extras += [name] if names and not used & names else []
         elif member is not None and place.prefix + name not in used and name != COUNTER:
             extras.append(name)
-    if not extras:
-        return tree
-    fields = tree if isinstance(tree, dict) else {"layers": tree}
-    return {**fields, **_resolve({f"{name}_" if name in fields else name: name for name in extras}, place)}
+    return extras
 
 
 def _layout_names(layout: Tree) -> list[str]:
