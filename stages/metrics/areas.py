@@ -122,7 +122,7 @@ class AreaMetric:
     better = Direction.HIGHEST
     measures = (ClassificationOutput, MultiLabelClassificationOutput)
 
-    def __init__(self, *, reduction: str = "macro") -> None:
+    def __init__(self, reduction: str = "macro") -> None:
         self.reduction = parse_reduction(reduction, self.title)
         self.name = f"{self.title} [{self.reduction.capitalize()}]"
         self.burn: Version | None = None

@@ -354,9 +354,11 @@ def check_schedule_class(config: ScheduleUse) -> None:
 
 
 def as_scheduler(
-    optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | ScheduleUse | None
+    optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | ScheduleUse | Rule | None
 ) -> LrScheduler:
     """Return *lr* as a scheduler: a number is a constant rate, None the optimizer's own rate.
+
+    A schedule of `stages.optim` without an initial rate starts at the optimizer's own.
 
     A scheduler of PyTorch steps after each batch, as Burn's do; to step after each epoch, pass
     ``TorchScheduler(scheduler, per="epoch")``. A ``ReduceLROnPlateau`` follows the validation loss; for
@@ -374,6 +376,8 @@ def as_scheduler(
         )
     if lr is None:
         return OptimizerRate(optimizer)
+    if isinstance(lr, Rule):
+        return Scheduler(float(optimizer.param_groups[0]["lr"]), lr)
     if isinstance(lr, float | Real):
         return Scheduler(float(lr))
     if not callable(getattr(lr, "step", None)):

@@ -103,6 +103,10 @@ class Rule(Config):
         """Return the initial rate for an optimizer whose learning rate is *initial*."""
         return initial if self.initial is None else self.initial
 
+    def rate(self, initial: float, iteration: int) -> float:
+        """Return the rate of *iteration*, counted from 0; *initial* is the learning rate of the optimizer."""
+        raise NotImplementedError
+
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the schedule does not support the learning rate *initial*."""
 

@@ -7,7 +7,7 @@ are not stored, so they are missing when the file is read.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 from stages.contracts.errors import RecordError
@@ -63,7 +63,9 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     _skip_padding(source, content.entries)
     tensors = data_section.read_section(source, content.entries, keep_data=keep_data)
     leaves: dict[str, Tree] = {
-        name: {"id": encode_param_id(content.ids[name]), "param": tensor} if name in content.ids else tensor
+        _rename(name, ".lora.", "_lora.", tensors): (
+            {"id": encode_param_id(content.ids[name]), "param": tensor} if name in content.ids else tensor
+        )
         for name, tensor in tensors.items()
     }
     for name, value in content.scalars.items():
@@ -71,6 +73,15 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
             raise RecordError(f"{source.name} has both a tensor and a scalar with the name {name!r}")
         leaves[name] = value
     return Record(unflatten(leaves, source.name), extra=content.extra or None)
+
+
+def _rename(name: str, before: str, after: str, names: Container[str]) -> str:
+    """Return *name* with *after* for *before* if it is that of an adapter of a tensor in *names*.
+
+    The names of LoRA adapters are below that of their tensor, which no tree can have.
+    """
+    owner, mark, part = name.rpartition(before)
+    return f"{owner}{after}{part}" if mark and owner in names else name
 
 
 def padding(position: int) -> int:
@@ -265,9 +276,11 @@ def _collect(record: Record) -> Content:
 
 def _describe(content: Content) -> cbor.Value:
     """Return the CBOR map of *content*."""
-    described: dict[str, cbor.Value] = {
-        "tensors": {name: _describe_tensor(content, name) for name in sorted(content.tensors)}
+    tensors = {
+        _rename(name, "_lora.", ".lora.", content.tensors): _describe_tensor(content, name)
+        for name in content.tensors
     }
+    described: dict[str, cbor.Value] = {"tensors": dict(sorted(tensors.items()))}
     if content.extra:
         described["metadata"] = {key: content.extra[key] for key in sorted(content.extra)}
     if content.scalars:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +20,7 @@ from stages.optim import (
     Scheduler,
     Sequential,
     Step,
+    as_scheduler,
 )
 from stages.optim.schedules import with_restarts
 from stages.records import to_021
@@ -74,6 +76,13 @@ def test_cosine_of_021_restarts_in_any_schedule(rule):
     rates = [scheduler.step() for _ in range(1000)]
 
     assert rates == pytest.approx([COSINE.rate(0.5, i % 401) for i in range(1000)], rel=1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "start"), [(LINEAR, 0.25), (Constant(initial=0.75), 0.75)])
+def test_schedule_is_accepted_as_a_learning_rate(schedule, start):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)
+
+    assert as_scheduler(optimizer, schedule).step() == pytest.approx(start)
 
 
 def test_exponential_schedule_equals_burns_repeated_product():

@@ -35,6 +35,7 @@ from stages.records import (
     NamedMpkFileRecorder,
     formats,
     load_burn_optimizer,
+    load_into,
     optimizer_record,
     read_item,
     record_of,
@@ -219,9 +220,26 @@ def test_files_of_burn_continue_to_its_numbers_and_ours_have_their_layout(kind):
         assert is_equal, f"{folder.name}: {text}"
 
 
+def test_names_of_adapters_are_those_of_their_tensors(tmp_path):
+    adapters = {"a": torch.ones(3, 1), "b": torch.ones(1, 2)}
+    item = {"fc": {"weight": torch.ones(3, 2), "weight_lora": adapters, "other_lora": {"a": torch.ones(1)}}}
+
+    path = BurnpackRecorder().record(item, tmp_path / "model")
+
+    assert b"fc.weight.lora.a" in path.read_bytes()
+    assert b"fc.other_lora.a" in path.read_bytes()
+    assert read_item(path)["fc"].keys() == item["fc"].keys()
+    with pytest.raises(RecordError, match=r"unexpected: .*weight_lora\.a"):
+        load_into(Net(), read_item(path), layout="burn")
+
+
 @needs_files
 def test_files_of_burn_are_written_again_byte_for_byte(tmp_path):
-    paths = sorted(FILES.glob("*/*/*.bpk")) + sorted(FILES.glob("modules/*/*.bpk"))
+    paths = (
+        sorted(FILES.glob("*/*/*.bpk"))
+        + sorted(FILES.glob("modules/*/*.bpk"))
+        + sorted(FILES.glob("odd/*.bpk"))
+    )
 
     for number, path in enumerate(paths):
         again = BurnpackRecorder().record(read_item(path), tmp_path / str(number))
