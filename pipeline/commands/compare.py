@@ -136,7 +136,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 
 
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats: bool) -> None:
-    from pipeline.comparison.collection import read_plot_data, summarize
+    from pipeline.comparison.collection import PlotReader, summarize
     from pipeline.comparison.page import build_page
     from pipeline.comparison.repeats import average_repeats
     from pipeline.project.revisions.files import read_runs
@@ -144,7 +144,7 @@ def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats
 
     revisions = read_runs(revs or None)
     compared = summarize(revisions)
-    page = build_page(average_repeats(compared) if repeats else compared, read_plot_data(revisions), view)
+    page = build_page(average_repeats(compared) if repeats else compared, PlotReader(revisions), view)
     write_text(path, page)
 
 

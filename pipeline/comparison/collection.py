@@ -1,7 +1,7 @@
 """The collection of the runs to compare: params, metrics, curves and confusion matrix at a revision."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -175,9 +175,35 @@ def read_epoch_curves(files: RevisionFiles) -> dict[str, MetricCurve]:
     return curves
 
 
-def read_plot_data(revisions: Mapping[str, RevisionFiles]) -> dict[str, PlotData]:
-    """Return the plot data of each run in *revisions*, by its name."""
-    return {name: _plot_data(files) for name, files in revisions.items()}
+@dataclass(frozen=True)
+class PlotReader(Mapping[str, PlotData]):
+    """The plot data of each run in *revisions*, by its name, which each access reads."""
+
+    revisions: Mapping[str, RevisionFiles]
+
+    def __getitem__(self, name: str) -> PlotData:
+        files = self.revisions[name]
+        confusion = (files.paths.get("confusion") and files.read(files.paths["confusion"])) or ""
+        return PlotData(read_iterations(files), parse_matrix(confusion))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.revisions)
+
+    def __len__(self) -> int:
+        return len(self.revisions)
+
+
+def read_iterations(
+    files: RevisionFiles, names: Collection[str] | None = None
+) -> dict[str, list[CurvePoint]]:
+    """Return the values of batches by ``split/metric``, for *names* or all; at most `MAX_POINTS` of each."""
+    iterations = {}
+    for split in Split if "iterations" in files.paths else ():
+        for path in files.below(files.paths["iterations"] / split):
+            name = f"{split}/{_metric_of(path)}"
+            if names is None or name in names:
+                iterations[name] = thin(list(_batch_points(files.read(path) or "")))
+    return {name: points for name, points in iterations.items() if points}
 
 
 def direction_of(metric: str) -> Direction | None:
@@ -229,18 +255,6 @@ def _epoch_curves(path: Path, text: str) -> Iterator[MetricCurve]:
         series = {epoch: value for epoch, value in points if epoch is not None and value is not None}
         if series:
             yield MetricCurve(split.value, metric, series, direction_of(metric))
-
-
-def _plot_data(files: RevisionFiles) -> PlotData:
-    paths = files.paths
-    iterations = {}
-    for split in Split if "iterations" in paths else ():
-        for path in files.below(paths["iterations"] / split):
-            points = list(_batch_points(files.read(path) or ""))
-            if points:
-                iterations[f"{split}/{_metric_of(path)}"] = thin(points)
-    confusion = (paths.get("confusion") and files.read(paths["confusion"])) or ""
-    return PlotData(iterations, parse_matrix(confusion))
 
 
 def _batch_points(text: str) -> Iterator[CurvePoint]:

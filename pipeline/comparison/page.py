@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -148,8 +148,19 @@ def build_plots_data(comparison: Comparison, plot_data: Mapping[str, PlotData], 
     """Return the curves and the confusion matrices of the same runs, in the same order."""
     runs = sort_runs(comparison, view)
     metrics = select_metrics(comparison, view.metrics or comparison.metrics)
-    data_of_runs = [plot_data.get(run.name, PlotData()) for run in runs]
-    return {**_curves_data(runs, data_of_runs, metrics), "confusion": _confusion_data(data_of_runs)}
+    steps, classes = StepColumns(), dict[tuple[Cell, ...], int]()
+    epochs = _epoch_curves(runs, metrics, steps)
+    iterations: dict[str, list[Tree]] = {}
+    matrices = []
+    for index, run in enumerate(runs):
+        plots = plot_data.get(run.name, PlotData())
+        for title, curve in _batch_curves(index, plots, metrics, steps):
+            iterations.setdefault(title, []).append(curve)
+        matrices.append(_matrix_data(plots.confusion, classes))
+        del plots  # before those of the next run are read
+    charts = {"epochs": _charts(epochs, "epoch"), "iterations": _charts(iterations, "step")}
+    confusion = {"spec": empty_confusion_spec(), "runs": matrices, "classes": list(classes)}
+    return {"charts": charts, "steps": list(steps), "confusion": confusion if any(matrices) else None}
 
 
 def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
@@ -231,34 +242,18 @@ def _sort_value(value: Any) -> float | str | None:
     return None if value is None else format_value(value)
 
 
-def _curves_data(runs: Sequence[RunSummary], data: Sequence[PlotData], metrics: Collection[str]) -> Tree:
-    """Return the charts of *metrics*, and the columns of steps that their curves refer to."""
-    steps = StepColumns()
-    charts = {
-        "epochs": _charts(_epoch_curves(runs, metrics, steps), "epoch"),
-        "iterations": _charts(_batch_curves(data, metrics, steps), "step"),
-    }
-    return {"charts": charts, "steps": list(steps)}
-
-
 def _index(columns: StepColumns, steps: Iterable[int]) -> int:
     return columns.setdefault(tuple(steps), len(columns))
 
 
-def _confusion_data(data: Sequence[PlotData]) -> Tree | None:
-    """Return the confusion matrix of each run, None for a run without; None if no run has one.
+def _matrix_data(cells: Sequence[Cell], classes: dict[tuple[Cell, ...], int]) -> Tree | None:
+    """Return the confusion matrix *cells* of a run, None without cells; its classes are added to *classes*.
 
     The numbers of a cell are its count and, for a part of a matrix, the samples of its actual class.
     """
-    if not any(plots.confusion for plots in data):
-        return None
-    classes: dict[tuple[Cell, ...], int] = {}
-    runs = []
-    for plots in data:
-        index = classes.setdefault(tuple(cell[:2] for cell in plots.confusion), len(classes))
-        numbers = [cell[2:] for cell in plots.confusion]
-        runs.append({"classes": index, "numbers": numbers} if numbers else None)
-    return {"spec": empty_confusion_spec(), "runs": runs, "classes": list(classes)}
+    index = classes.setdefault(tuple(cell[:2] for cell in cells), len(classes))
+    numbers = [cell[2:] for cell in cells]
+    return {"classes": index, "numbers": numbers} if numbers else None
 
 
 def _epoch_curves(
@@ -281,22 +276,14 @@ def _epoch_curves(
 
 
 def _batch_curves(
-    data: Sequence[PlotData], metrics: Collection[str], steps: StepColumns
-) -> dict[str, list[Tree]]:
-    charts: dict[str, list[Tree]] = {}
-    for index, run in enumerate(data):
-        for name in (name for name in metrics if name in run.iterations):
-            split, _, metric = name.partition("/")
-            points = thin(run.iterations[name], MAX_BATCHES)
-            packed = _pack([value for _, value in points])
-            curve = {
-                "run": index,
-                "split": split,
-                "x": _index(steps, (step for step, _ in points)),
-                "y": packed,
-            }
-            charts.setdefault(f"{metric}, {split}", []).append(curve)
-    return charts
+    index: int, plots: PlotData, metrics: Collection[str], steps: StepColumns
+) -> Iterator[tuple[str, Tree]]:
+    """Yield the title of the chart and the curve of each of *metrics* of the run number *index*."""
+    for name in (name for name in metrics if name in plots.iterations):
+        split, _, metric = name.partition("/")
+        points = thin(plots.iterations[name], MAX_BATCHES)
+        x, y = _index(steps, (step for step, _ in points)), _pack([value for _, value in points])
+        yield f"{metric}, {split}", {"run": index, "split": split, "x": x, "y": y}
 
 
 def _charts(curves: dict[str, list[Tree]], x: str) -> list[Tree]:

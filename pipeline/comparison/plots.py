@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.comparison import plot_images
-from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
+from pipeline.comparison.collection import CurvePoint, read_iterations, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
-from pipeline.project.revisions.files import read_runs
+from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable
-from stages.renderers.chart import draw_chart
+from stages.renderers.chart import draw_chart, reduce_points
 from stages.system.files import open_atomic
 
 RENDERERS = {"svg": plot_images.svg, "png": plot_images.png}
@@ -27,6 +28,12 @@ CHART_ROWS = 16
 """Height of a chart in the terminal."""
 MAX_CHART_COLUMNS = 120
 """Width of a chart in a wide terminal."""
+MAX_CHART_POINTS = 5_000
+"""Points of all curves in the terminal together. Each segment takes memory for the dots on its way."""
+MAX_IMAGE_POINTS = 20_000
+"""Points of all curves of an image together, of which Vega takes 10 kB each."""
+MIN_POINTS = 4
+"""Points of each curve, of however many runs: the first, the last, the lowest and the highest."""
 TERMINAL_COLORS = (39, 208, 77, 141, 220, 51, 211, 137, 250, 111)
 """Of the 256 colors of a terminal; they repeat from the eleventh run on."""
 LEGEND_MARK = "━━"
@@ -61,7 +68,10 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
     revisions = read_runs(revs or None)
     comparison = summarize(revisions)
     names = select_metrics(comparison, [metric])
-    curves = _batches(read_plot_data(revisions), names) if iterations else _epochs(comparison, names)
+    points = MAX_IMAGE_POINTS if images else MAX_CHART_POINTS
+    limit = max(MIN_POINTS, points // (len(names) * len(revisions)))
+    read = partial(_batches, revisions) if iterations else partial(_epochs, comparison)
+    curves = read(names, limit)
     runs = [run.name for run in comparison.runs]
     if not any(curves.values()):
         raise StageError(f"no run has {metric!r} for every batch. Run `fit` of version 4 or later")
@@ -74,22 +84,31 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
         Console(width=width, highlight=False).print(_terminal_charts(curves, runs, width), end="")
 
 
-def _epochs(comparison: Comparison, names: Sequence[str]) -> Curves:
+def _epochs(comparison: Comparison, names: Sequence[str], limit: int) -> Curves:
     return {
         name: {
-            run.name: list(run.metrics[name].series.items()) for run in comparison.runs if name in run.metrics
+            run.name: _reduce(run.metrics[name].series.items(), limit)
+            for run in comparison.runs
+            if name in run.metrics
         }
         for name in names
     }
 
 
-def _batches(data: Mapping[str, PlotData], names: Sequence[str]) -> Curves:
-    return {
-        name: {
-            run: plot_data.iterations[name] for run, plot_data in data.items() if name in plot_data.iterations
-        }
-        for name in names
-    }
+def _batches(revisions: Mapping[str, RevisionFiles], names: Sequence[str], limit: int) -> Curves:
+    curves: dict[str, dict[str, Sequence[CurvePoint]]] = {name: {} for name in names}
+    for run, files in revisions.items():
+        for name, points in read_iterations(files, names).items():
+            curves[name][run] = _reduce(points, limit)
+    return curves
+
+
+def _reduce(points: Iterable[CurvePoint], limit: int) -> list[CurvePoint]:
+    """Return at most *limit* of *points*, among them the extremes; NaN, which is not drawn, is left out."""
+    points = list(points)
+    if len(points) <= limit:
+        return points
+    return reduce_points([point for point in points if not math.isnan(point[1])], limit)
 
 
 def _spec(metric: str, curves: Curves, runs: Sequence[str], *, x: str) -> Spec:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pipeline.comparison.collection import PlotData, direction_of, read_plot_data, summarize
+from pipeline.comparison.collection import PlotData, PlotReader, direction_of, summarize
 from pipeline.comparison.page import PageContent, build_content, build_watched_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.project.git import run_git
@@ -90,7 +90,7 @@ class Watcher:
             for name, files in revisions.items()
             if files.sha not in self._known or files.collision
         }
-        plots = read_plot_data(new)
+        plots = PlotReader(new)
         read = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
         fixed = [name for name, (run, _) in read.items() if run.cached and not revisions[name].collision]
         self._known |= {revisions[name].sha: read[name] for name in fixed if revisions[name].sha}

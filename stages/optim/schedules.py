@@ -95,10 +95,6 @@ class Rule(Config):
             return self.rate(initial, 0) * (iteration + 1) / (warmup + 1)
         return self.rate(initial, iteration - warmup)
 
-    def rate(self, initial: float, iteration: int) -> float:
-        """Return the rate of *iteration* after the warm-up; see `Schedule`."""
-        raise NotImplementedError
-
     def start(self, initial: float) -> float:
         """Return the initial rate for an optimizer whose learning rate is *initial*."""
         return initial if self.initial is None else self.initial

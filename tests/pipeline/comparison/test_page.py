@@ -3,10 +3,12 @@
 import base64
 import json
 import math
+import weakref
 
 import numpy as np
 import pytest
 
+from pipeline.comparison import plots
 from pipeline.comparison.collection import PlotData
 from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, build_table_data, select_epochs
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
@@ -48,6 +50,41 @@ def unpack(text):
 def read_block(page, name):
     """Return the JSON in the element *name* of *page*."""
     return page.partition(f'id="{name}">')[2].partition("</script>")[0]
+
+
+class OneAtATime(dict):
+    """Plot data by run that is made when it is read, while none that was read before is in memory."""
+
+    def get(self, name, default=None):
+        assert not any(reference() for reference in self.values())
+        data = PlotData({"valid/Loss": [(step, 0.5) for step in range(3)]}, [("0", "1", 2)])
+        self[name] = weakref.ref(data)
+        return data
+
+
+def test_page_is_built_with_the_plot_data_of_one_run_in_memory_at_a_time():
+    runs = tuple(build_long_run(seed)[0] for seed in range(3))
+
+    reader = OneAtATime()
+    data = json.loads(read_block(build_page(Comparison(runs), reader, ViewOptions()), "plots"))
+
+    assert list(reader) == [run.name for run in runs]
+    assert [len(chart["curves"]) for chart in data["charts"]["iterations"]] == [3]
+    assert [matrix["numbers"] for matrix in data["confusion"]["runs"]] == [[[2]]] * 3
+
+
+@pytest.mark.parametrize("count", [4, 40, 400])
+def test_plot_of_many_runs_has_a_bounded_number_of_points_with_the_extremes(count):
+    values = [*np.random.default_rng(1).random(97).tolist(), 7.0, math.nan, 0.5]
+    runs = tuple(
+        RunSummary(str(number), None, metrics={"valid/Loss": build_curve(values)}) for number in range(count)
+    )
+    limit = max(4, 2000 // count)
+
+    drawn = plots._epochs(Comparison(runs), ["valid/Loss"], limit)["valid/Loss"]
+
+    assert sum(map(len, drawn.values())) <= max(2000, 4 * count)
+    assert all((98, 7.0) in points and points[-1] == (100, 0.5) for points in drawn.values())
 
 
 @pytest.mark.parametrize("count", [1, MAX_EPOCHS, MAX_EPOCHS + 1, 1000, 12_345])
