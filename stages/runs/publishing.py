@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,14 +38,15 @@ def publish(targets: Mapping[Path, Path], expected: Manifest | None = None) -> d
     """Replace each target of *targets* (source to target) by a copy; remove a target without a source.
 
     All files are copied before the first is renamed. The files in *expected*, by path of the source, are
-    verified while they are copied. Returns what is wrong with each file that is missing or damaged; if there
-    is one, no target is changed. If the process is killed, call it again.
+    verified while they are copied; of the others, unchanged copies of an earlier call are kept. Returns what
+    is wrong with each file that is missing or damaged; if there is one, no target is changed. If the process
+    is killed, call it again.
     """
     for target in targets.values():
         remove_stale_parts(target)
     parts = {target: new_part(target) for target in targets.values()}
     try:
-        copied = _copy_all({source: parts[target] for source, target in targets.items()})
+        copied = _copy_all(targets, parts, expected or {})
         wrong = {name: difference(copied.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
@@ -82,26 +82,56 @@ def publish_results(store: RunStore, outputs: Sequence[Path], untracked: Sequenc
     return {Path(name).relative_to(store.path).as_posix(): problem for name, problem in problems.items()}
 
 
-def _copy_all(parts: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
-    """Copy each source of *parts* that exists, and return the size and sha256 of each file."""
+def _copy_all(
+    targets: Mapping[Path, Path], parts: Mapping[Path, Path], expected: Manifest
+) -> dict[str, dict[str, Any]]:
+    """Copy each source of *targets* that exists to the part of its target.
+
+    Returns the size and sha256 of each file in *expected*.
+    """
     copied: dict[str, dict[str, Any]] = {}
-    present = {source: part for source, part in parts.items() if source.exists()}
-    for source, part in present.items():
+    present = {source: target for source, target in targets.items() if source.exists()}
+    for source, target in present.items():
+        part = parts[target]
+
+        def copy_file(file: str | Path, copy: str | Path, target: Path = target, part: Path = part) -> None:
+            if str(file) in expected:
+                copied[str(file)] = _copy_file(Path(file), Path(copy))
+            elif not _keep_copy(Path(file), target / Path(copy).relative_to(part), Path(copy)):
+                _copy_file(Path(file), Path(copy))
+                shutil.copystat(file, copy)
+
         part.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, part, copy_function=partial(_copy_file, copied))
+            shutil.copytree(source, part, copy_function=copy_file)
         else:
-            _copy_file(copied, source, part)
-    sync_trees(present.values())
+            copy_file(source, part)
+    sync_trees(parts[target] for target in present.values())
     return copied
 
 
-def _copy_file(copied: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
-    with Path(source).open("rb") as original, Path(target).open("xb") as copy:
+def _keep_copy(source: Path, earlier: Path, copy: Path) -> bool:
+    """Make *copy* a link to *earlier*, which it will replace, if that is a copy of *source*.
+
+    Returns whether it is one. A copy has the size and the time of its source until one of them is changed.
+    """
+    with suppress(OSError):
+        before, now = earlier.lstat(), source.stat()
+        if _signature(before) == _signature(now):
+            os.link(earlier, copy)
+            return True
+    return False
+
+
+def _signature(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mode, status.st_size, status.st_mtime_ns
+
+
+def _copy_file(source: Path, target: Path) -> dict[str, Any]:
+    with source.open("rb") as original, target.open("xb") as copy:
         if _clone(original, copy):
-            copied[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
-        else:
-            copied[str(source)] = _copy_content(original, copy)
+            return {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(target)}
+        return _copy_content(original, copy)
 
 
 def _clone(original: BinaryIO, copy: BinaryIO) -> bool:

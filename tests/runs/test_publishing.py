@@ -51,6 +51,29 @@ def test_published_folder_has_exactly_the_files_of_the_store(tmp_path, epochs):
     assert not (target / "epoch-999").exists()
 
 
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_second_publication_copies_what_has_changed_and_all_that_is_verified(tmp_path, is_verified):
+    source, target = logs(tmp_path / "store/telemetry", 9), tmp_path / "telemetry"
+    expected = {str(path): describe(path) for path in source.rglob("*.log")} if is_verified else None
+    publish({source: target}, expected)
+    before = {path: path.stat().st_ino for path in target.rglob("*.log")}
+    (target / "epoch-3/Loss.log").write_text("8.5,1\n")  # an edit of the user, of the same size
+    if not is_verified:
+        (source / "epoch-5/Loss.log").write_text("9.5,1\n")
+        (source / "epoch-6/Loss.log").unlink()
+        logs(source / "more", 1)
+
+    publish({source: target}, expected)
+
+    assert content(target) == content(source)
+    assert all(path.stat().st_nlink == 1 for path in target.rglob("*.log"))
+    same = {
+        path.parent.name for path, inode in before.items() if path.exists() and path.stat().st_ino == inode
+    }
+    unchanged = {f"epoch-{number}" for number in range(9)} - {"epoch-3", "epoch-5", "epoch-6"}
+    assert same == (set() if is_verified else unchanged)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="syncfs is a call of Linux")
 def test_many_files_are_synced_with_one_call(tmp_path):
     source = logs(tmp_path / "store/train", 200)
