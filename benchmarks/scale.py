@@ -193,7 +193,7 @@ def _printed(code: str, *arguments: str) -> list[float]:
 
 
 def costs_of(kind: str) -> Iterator[Row]:
-    """Yield the costs of epochs or steps of long runs against early ones, or those of publishing log files."""
+    """Yield the costs of epochs or steps of long runs against early ones, or those of publishing logs."""
     if kind == "epochs":
         sizes = [100, 1_000, 5_000]
         costs = long_runs.epoch_costs(sizes)
