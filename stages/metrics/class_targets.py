@@ -98,9 +98,6 @@ def predict_classes(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Ten
 
 def argmax_class(logits: Tensor, dim: int) -> Tensor:
     """Return the index of the highest of *logits* along *dim*; `NO_CLASS` if one of them is NaN."""
-    array = _array_without_nan(logits) if logits.ndim == 2 else None
-    if array is not None:
-        return torch.from_numpy(array.argmax(dim))
     values, classes = logits.max(dim)  # the maximum of a row that contains NaN is NaN
     return classes.masked_fill_(values.isnan(), NO_CLASS)
 
@@ -108,24 +105,10 @@ def argmax_class(logits: Tensor, dim: int) -> Tensor:
 def top_k_mask(logits: Tensor, k: int, dim: int) -> Tensor:
     """Return a mask of the *k* highest of *logits* along *dim*; all False for a row that contains NaN."""
     lowest = logits.topk(k, dim).values.narrow(dim, k - 1, 1)
-    mask = logits >= lowest
-    if _array_without_nan(logits) is not None:
-        rows = logits.numel() // logits.shape[dim]
-        if np.count_nonzero(mask.numpy()) == k * rows:
-            return mask
     is_greater, tied = logits > lowest, logits == lowest
     free = k - is_greater.sum(dim, keepdim=True)
     mask = is_greater | (tied & (tied.cumsum(dim) <= free))  # topk itself breaks ties in any order
     return mask & ~logits.isnan().any(dim, keepdim=True)
-
-
-def _array_without_nan(logits: Tensor) -> "np.ndarray[Any, Any] | None":
-    """Return *logits* as an array if a check that takes a microsecond shows that they contain no NaN."""
-    if not (logits.is_cpu and logits.dtype is torch.float32 and logits.is_contiguous()):
-        return None
-    array = logits.numpy()
-    flat = array.ravel()
-    return array if flat.dot(flat) >= 0 else None  # a sum of squares is NaN only if one of them is
 
 
 def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
@@ -136,8 +119,6 @@ def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Me
     counted = is_counted(targets, pad_token)
     if pad_token is not None:
         hits = hits & counted
-    if hits.is_cpu:  # NumPy counts in half of torch's time
-        return Mean(100.0 * np.count_nonzero(hits.numpy()), int(np.count_nonzero(counted.numpy())))
     dtype = torch.int64 if hits.device.type == "mps" else torch.float64
     total, weight = torch.stack((hits, counted)).flatten(1).sum(1, dtype=dtype)  # both in one reduction
     return Mean.from_sum(total, weight, 100.0)

@@ -104,10 +104,6 @@ class RankStep(RollbackStep):
         count: int = share.stop - share.start
         return count
 
-    def _weigh(self, step: TrainOutput[Any]) -> Weight:
-        """Return the weight of the gradients of *step*."""
-        return self._read(weight_of(step.item))
-
     def _read(self, weight: Weight) -> float:
         """Return *weight* as a number; on an accelerator this waits, as the guard does."""
         return as_count(float(weight))

@@ -139,11 +139,12 @@ class PlainStep:
         return TrainOutput(step.model, [None] * len(step.gradients), step.item)
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
-        """Return the weight of the gradients of *step*, a number unless the guard reads none of a step."""
-        weight = weight_of(step.item)
-        if isinstance(weight, torch.Tensor) and self._guard.flag is None:
-            return as_count(float(weight))
-        return weight
+        """Return the weight of the gradients of *step*: that of its output."""
+        return self._read(weight_of(step.item))
+
+    def _read(self, weight: Weight) -> Weight:
+        """Return *weight* as a number, unless the guard reads no number of a step."""
+        return weight if self._guard.flag is not None else as_count(float(weight))
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether *step* is valid, as `Guard.passes` does; one of weight 0 is."""
