@@ -13,6 +13,8 @@ TERMINAL = {"plotext", "rich", "termios"}
 HEAVY = {"torch", "prefect", "dvc"}
 SHARDING = {"torch.distributed.fsdp", "torch.distributed.tensor", "sympy"}
 """Modules of sharded parameters, which take as long to import as half of torch, because they import sympy."""
+UNUSED = {"prefect", "dvc", "sklearn", "scipy", "pandas", "pyarrow", "rich", "torch._dynamo", "torch.onnx"}
+"""Modules that no stage of a run with the shipped params uses."""
 
 TRAIN = """
 import torch
@@ -39,14 +41,16 @@ LIBRARY = [
     ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),
     ("import pipeline.engine.rank_launcher", "pipeline.engine.rank_launcher", HEAVY),
     ("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"}),
-    (TRAIN, "stages.learner.loop", SHARDING),
+    (TRAIN, "stages.learner.loop", SHARDING | UNUSED),
 ]
 COMMANDS = [
     ("learner --help", "pipeline.commands.runs", HEAVY | {"numpy", "pydantic"}),
+    ("learner stage create-artifact-dir", "stages.create_artifact_dir", HEAVY | (UNUSED - {"rich"})),
     ("learner check", "pipeline.commands.project", {"torch", "prefect"}),
     ("learner status", "pipeline.commands.project", {"torch", "prefect"}),
     ("learner compare", "pipeline.comparison", {"torch", "prefect"}),
-    ("learner stage create-artifact-dir", "stages.create_artifact_dir", {"torch", "prefect"}),
+    ("learner stage load-data", "stages.data.sources.built_in", UNUSED - {"dvc", "rich"}),
+    ("learner stage build-learner", "stages.learner.builder", UNUSED - {"dvc", "rich"}),
 ]
 STEPS = LIBRARY + COMMANDS
 """Steps, each with a module that it imports and those that it must not import."""

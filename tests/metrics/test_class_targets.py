@@ -17,6 +17,7 @@ from stages.metrics import (
     AurocMetric,
     ConfusionMatrix,
     HammingScore,
+    Mean,
     PerplexityMetric,
     PrecisionMetric,
     RecallMetric,
@@ -217,3 +218,58 @@ def test_a_class_beyond_the_logits_is_never_among_the_first_k_and_ties_are_cut_i
     values = [TopKAccuracyMetric(2).measure(output_of(rows, [column] * 3)).value for column in range(4)]
 
     assert values == [pytest.approx(value / 3) for value in (100, 200, 100, 0)]
+
+
+def table_output(logits, targets):
+    """Return an output with a loss of 0."""
+    return ClassificationOutput(torch.zeros(()), logits, targets)
+
+
+COLLECTED = {
+    "ties": (torch.zeros(3, 4), torch.tensor([0, 1, 0])),
+    "ignored": (torch.eye(3, 4), torch.tensor([0, -100, 2])),
+    "a NaN": (torch.tensor([[0.0, float("nan"), 2.0, 1.0]]).repeat(3, 1), torch.tensor([1, 2, 0])),
+    "infinity": (torch.tensor([[0.0, float("inf"), 2.0, 1.0]]).repeat(3, 1), torch.tensor([1, 2, 1])),
+    "padding": (torch.eye(3, 4), torch.tensor([0, 1, 3])),
+}
+
+
+@pytest.mark.parametrize("pad_token", [None, 3])
+def test_collected_batches_have_the_accuracy_of_each(pad_token):
+    metric = AccuracyMetric(pad_token=pad_token)
+    outputs = [table_output(logits, targets.clone()) for logits, targets in COLLECTED.values()]
+    expected = [metric.measure(output) for output in outputs]
+    collector = metric.build_collector()
+
+    assert all(map(collector.add, outputs))
+    for output in outputs:
+        output.targets.zero_()  # a loader may use the memory of a batch again
+
+    assert collector.measure() == expected
+    assert collector.measure() == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        table_output(torch.zeros(2, 4), torch.tensor([0, 1])),
+        table_output(torch.zeros(3, 4, dtype=torch.float64), torch.tensor([0, 1, 0])),
+        table_output(torch.zeros(3, 1), torch.tensor([0, 1, 0])),
+        table_output(torch.zeros(3, 4, 2), torch.zeros(3, 2, dtype=torch.int64)),
+    ],
+    ids=["shape", "dtype", "one logit", "positions"],
+)
+def test_batch_unlike_the_first_is_not_collected(other):
+    collector = AccuracyMetric().build_collector()
+
+    assert collector.add(table_output(*COLLECTED["ties"]))
+    assert not collector.add(other)
+    assert len(collector.measure()) == 1
+
+
+def test_metric_that_overrides_measure_is_not_collected():
+    class Halved(AccuracyMetric):
+        def measure(self, output):
+            return Mean(super().measure(output).total / 2, output.size)
+
+    assert Halved().build_collector() is None
