@@ -154,7 +154,7 @@ class Scheduler:
         kind = getattr(self.schedule, "kind", type(self.schedule).__name__)
         if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
             return kind
-        per = "batch" if self._rule is None else self._rule.per
+        per = "update" if self.steps_per_update else getattr(self._rule, "per", "batch")
         warmup = f", after {self._rule.warmup} of warm-up" if self._rule and self._rule.warmup else ""
         return f"{kind}, one step per {per}{warmup}"
 
