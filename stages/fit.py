@@ -15,7 +15,7 @@ from stages.params.fit_params import FitConfig
 from stages.runs.file_names import SPEC_FILE
 from stages.runs.key import leaves
 
-VERSION = "11"
+VERSION = "12"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 
