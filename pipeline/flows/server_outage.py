@@ -41,10 +41,13 @@ RETRIED_CODES = "500,504"
 """Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
 QUICK_REQUESTS = {
     PREFECT_CLIENT_RETRY_EXTRA_CODES: RETRIED_CODES,
-    PREFECT_CLIENT_MAX_RETRIES: 2,
-    PREFECT_API_REQUEST_TIMEOUT: 8.0,
+    PREFECT_CLIENT_MAX_RETRIES: 1,
+    PREFECT_API_REQUEST_TIMEOUT: 14.0,
 }
-"""The settings with which a request fails within half a minute: three attempts, and pauses of six seconds."""
+"""The settings with which a request fails within half a minute: two attempts, and a pause of two seconds.
+
+More attempts need a shorter timeout, and a busy server then creates a flow run for each of them.
+"""
 
 
 class UnrecordedRunError(StageError):
