@@ -15,6 +15,7 @@ from pipeline.flows import prefect_patches
 from pipeline.flows.flow import SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
 from pipeline.flows.server_outage import RUN_VARIABLE
+from pipeline.flows.tasks import hide_expected_errors
 from pipeline.project.snapshot import record_loaded_sources
 from stages.contracts.printing import CleanRecord
 
@@ -33,6 +34,7 @@ def prepare_process(flow_run: UUID) -> None:
     _leave_search_path()
     record_loaded_sources()
     prefect_patches.apply()
+    hide_expected_errors()
     register_flow_run(flow_run)
     if SERVER_VARIABLE in os.environ:
         terminate_once_with_parent(int(os.environ[SERVER_VARIABLE]))

@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from httpx import HTTPError
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
+from prefect.exceptions import PrefectException
 from prefect.states import Completed
 
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
@@ -20,6 +22,8 @@ from stages.contracts.errors import StageError, UserCodeError
 if TYPE_CHECKING:
     from pipeline.engine.reproduce import Outcome
 
+EXPECTED_ERRORS = (StageError, TimeoutError, HTTPError, PrefectException)
+"""Also those of a server that does not respond, or that has cancelled a run before it begins."""
 Execute = Callable[[str], "Outcome | None"]
 """Executes the stage of that name. The outcome None means that it ran."""
 
@@ -85,7 +89,7 @@ def _build_state(name: str, outcome: "Outcome | None") -> State[Any]:
 
 
 def hide_expected_errors() -> None:
-    """Have Prefect log a `StageError` and a timeout as a message only; other errors keep their traceback.
+    """Have Prefect log an error of `EXPECTED_ERRORS` as a message only; other errors keep their traceback.
 
     It prints nothing for an event and for logs that the server does not accept: the end of the run reports an
     outage.
@@ -103,6 +107,6 @@ def _is_about_no_event(record: logging.LogRecord) -> bool:
 
 def _remove_traceback(record: logging.LogRecord) -> bool:
     """Remove the traceback of an expected error from *record*; return True, since no record is dropped."""
-    if record.exc_info and isinstance(record.exc_info[1], StageError | TimeoutError):
+    if record.exc_info and isinstance(record.exc_info[1], EXPECTED_ERRORS):
         record.exc_info = None
     return True

@@ -90,7 +90,8 @@ class Trial:
         self._fail()
         if self.planned.entry == "run":
             code = process.wait(300)
-            yield f"it ended with {code}" if code else ""
+            is_refused = code == 1 and "is unreachable (" in self.project.output()  # before it began
+            yield f"it ended with {code}" if code and not is_refused else ""
         else:
             wait_until(lambda: self._is_idle(process), seconds=240)
             process.terminate()
