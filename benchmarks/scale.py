@@ -149,6 +149,26 @@ for action in (measure, train):
         times.append(time.process_time() - start)
     print(min(times) / steps)
 """
+SCORES = """
+import time
+import torch
+from stages.contracts.outputs import ClassificationOutput
+from stages.metrics import FBetaScoreMetric, PrecisionMetric, RecallMetric
+torch.set_num_threads(1)
+kinds, reductions = (PrecisionMetric, RecallMetric), ("macro", "micro")
+rules = ({}, {"top_k": 2}, {"threshold": 0.3})
+metrics = [kind(reduction=name, **rule) for kind in kinds for name in reductions for rule in rules]
+metrics += [FBetaScoreMetric(beta=beta, reduction=name) for beta in range(1, 20) for name in reductions]
+tensors, times = (torch.zeros(()), torch.randn(64, 10), torch.randint(0, 10, (64,))), []
+for chosen in (metrics[:1], metrics) * 5:
+    start = time.process_time()
+    for _ in range(100):
+        output = ClassificationOutput(*tensors)
+        for metric in chosen:
+            metric.measure(output)
+    times.append((time.process_time() - start) / 100 / len(chosen))
+print(min(times[::2]), min(times[1::2]))
+"""
 RESIDENT = "print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
 CONFUSION = """
 import sys
@@ -176,6 +196,12 @@ def auroc_cost() -> Iterator[Row]:
     for classes in (10, 1000):
         cost, step = _printed(AUROC, str(classes))
         yield Row(f"{classes:,} classes", f"{1000 * cost:.2f} ms", cost / step, 0.5)
+
+
+def score_cost() -> Iterator[Row]:
+    """Yield the processor time of one of 50 scores of a batch of 64, as a share of one that is alone."""
+    alone, together = _printed(SCORES)
+    yield Row("50 scores", f"{1e6 * together:.0f} us", together / alone, 0.25)
 
 
 def confusion_peak() -> Iterator[Row]:
@@ -278,6 +304,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "load-data": load_data_peak,
     "memory": parameter_peaks,
     "auroc": auroc_cost,
+    "scores": score_cost,
     "confusion": confusion_peak,
     "epochs": partial(costs_of, "epochs"),
     "steps": partial(costs_of, "steps"),

@@ -9,9 +9,10 @@ A target of -100, which `cross_entropy` ignores, is not counted. If several logi
 lowest index counts as the highest. A row of logits that contains NaN predicts no class and is never correct.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -32,9 +33,12 @@ SingleLabelOutput = ClassificationOutput | SequenceOutput
 AnyClassificationOutput = ClassificationOutput | MultiLabelClassificationOutput
 """An output with one class or any number of labels per sample."""
 
+Value = TypeVar("Value")
+_STORED = "_values_of_metrics"
 MAX_COLLECTED_BATCHES = 64
 MAX_COLLECTED_NUMBERS = 1 << 14
 """The most logits of a batch that is collected: 4 MB for all batches."""
+
 NO_CLASS = torch.iinfo(torch.int64).min
 """The prediction for a row that contains NaN; equal to no target."""
 
@@ -53,6 +57,26 @@ def parse_reduction(name: str, title: str) -> Reduction:
     if name not in list(Reduction):
         raise BuilderError(f"{title} takes the reduction {' or '.join(Reduction)}, not {name!r}")
     return Reduction(name)
+
+
+def compute_once(output: AnyClassificationOutput, key: Hashable, compute: Callable[[], Value]) -> Value:
+    """Return the result of *compute*, which *output* stores under *key* for the other metrics of the batch.
+
+    It is computed again if a tensor of *output* has changed, and always on an accelerator, where a CUDA graph
+    changes tensors unseen.
+    """
+    tensors = (output.output, output.targets)
+    if not all(tensor.is_cpu and not tensor.is_inference() for tensor in tensors):
+        return compute()
+    version = [(id(tensor), tensor._version) for tensor in tensors]  # noqa: SLF001  autograd's counter
+    stored = vars(output).get(_STORED)
+    if stored is None or stored[0] != version:
+        stored = vars(output)[_STORED] = (version, {})
+    values: dict[Hashable, Any] = stored[1]
+    if key not in values:
+        values[key] = compute()
+    result: Value = values[key]
+    return result
 
 
 def split_output(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Tensor, int | None]:

@@ -17,6 +17,7 @@ from stages.metrics.class_targets import (
     Reduction,
     argmax_class,
     build_class_table,
+    compute_once,
     parse_reduction,
     top_k_mask,
 )
@@ -187,13 +188,18 @@ class ClassScoreMetric:
 
     def measure(self, output: AnyClassificationOutput) -> ClassCounts:
         """Return the counts of one batch. Raises `BuilderError` if the shapes do not match."""
-        table = build_class_table(output, self.name)
+        counts, weight = compute_once(output, self.rule, lambda: self._count(output))
+        counts_absent = self.burn == "0.22" and not self.errors.is_f_score
+        return ClassCounts(counts, weight, self.errors, self.reduction, counts_absent)
+
+    def _count(self, output: AnyClassificationOutput) -> tuple[Tensor, int | Tensor]:
+        """Return the counts of one batch, which do not depend on the score, and their weight."""
+        table = compute_once(output, ClassTable, lambda: build_class_table(output, self.name))
         predicted, is_target = self.rule.predict(table), table.is_target
         if table.is_counted is not None:
             predicted = predicted & table.is_counted.unsqueeze(1)
         counts = torch.stack([(predicted & is_target).sum(0), predicted.sum(0), is_target.sum(0)])
-        counts_absent = self.burn == "0.22" and not self.errors.is_f_score
-        return ClassCounts(counts, table.weight, self.errors, self.reduction, counts_absent)
+        return counts, table.weight
 
 
 class _RateMetric(ClassScoreMetric):
