@@ -40,7 +40,6 @@ LIBRARY = [
     ("import stages, stages.contracts, stages.learner", "stages.learner", HEAVY),
     ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),
     ("import pipeline.engine.rank_launcher", "pipeline.engine.rank_launcher", HEAVY),
-    ("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"}),
     (TRAIN, "stages.learner.loop", SHARDING | UNUSED),
 ]
 COMMANDS = [
@@ -52,7 +51,8 @@ COMMANDS = [
     ("learner stage load-data", "stages.data.sources.built_in", UNUSED - {"dvc", "rich"}),
     ("learner stage build-learner", "stages.learner.builder", UNUSED - {"dvc", "rich"}),
 ]
-STEPS = LIBRARY + COMMANDS
+SERVICE = [("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"})]
+STEPS = LIBRARY + COMMANDS + SERVICE
 """Steps, each with a module that it imports and those that it must not import."""
 
 PROGRAM = """
@@ -80,7 +80,7 @@ def loaded(checked_out, tmp_path_factory):
     """Return each step with the modules that are imported after it."""
     project = checked_out(tmp_path_factory.mktemp("imports") / "project")
     found = {}
-    for steps in (LIBRARY, COMMANDS):
+    for steps in (LIBRARY, COMMANDS, SERVICE):
         printed = project.ok(sys.executable, "-c", PROGRAM, json.dumps([step for step, *_ in steps]))
         found |= json.loads(printed.splitlines()[-1])
     return found

@@ -1,5 +1,6 @@
 """Inputs of predictions: files of the kind that the source of the training reads, in blocks of samples."""
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from stages.contracts.errors import DataError
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.array_files import map_npy, read_npz
 from stages.data.sources.image_folder import SUFFIXES as IMAGE_SUFFIXES
-from stages.data.sources.labels import read_rows
+from stages.data.sources.labels import describe_read_error, read_rows
 from stages.data.sources.table_files import SUFFIXES as TABLE_SUFFIXES
 from stages.data.sources.table_files import CsvFormat, TableFile, load_arrow
 from stages.data.sources.tables import decode, to_floats
@@ -48,19 +49,26 @@ def read_inputs(
     for path in paths:
         if not path.exists():
             raise DataError(f"{path} does not exist. Correct the path")
-        if path.suffix.lower() in (".npy", ".npz"):
-            yield from _read_arrays(path, rows)
-        elif info.tokenizer is not None:
-            yield from _read_texts(path, str(source.get("text", "text")), rows)
-        elif info.feature_names is not None:
-            yield from _read_table(path, info, source, rows)
-        elif path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-            yield from _read_images(path, info, source, rows)
-        else:
-            raise DataError(
-                f"{path} cannot be read as an input of this model. Pass a folder of images, an image, or a "
-                ".npy or .npz file"
-            )
+        try:
+            yield from _read(path, info, source, rows)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{path} cannot be read: {describe_read_error(error)}") from error
+
+
+def _read(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows: int) -> Iterator[InputBlock]:
+    if path.suffix.lower() in (".npy", ".npz"):
+        yield from _read_arrays(path, rows)
+    elif info.tokenizer is not None:
+        yield from _read_texts(path, str(source.get("text", "text")), rows)
+    elif info.feature_names is not None:
+        yield from _read_table(path, info, source, rows)
+    elif path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        yield from _read_images(path, info, source, rows)
+    else:
+        raise DataError(
+            f"{path} cannot be read as an input of this model. Pass a folder of images, an image, or a .npy "
+            "or .npz file"
+        )
 
 
 def _read_arrays(path: Path, rows: int) -> Iterator[InputBlock]:

@@ -95,9 +95,13 @@ def _copy_all(
         part = parts[target]
 
         def copy_file(file: str | Path, copy: str | Path, target: Path = target, part: Path = part) -> None:
+            # a link to the target itself would stay beside it, because a rename to the same file does nothing
+            is_in_folder = copy != part
             if str(file) in expected:
                 copied[str(file)] = _copy_file(Path(file), Path(copy))
-            elif not _keep_copy(Path(file), target / Path(copy).relative_to(part), Path(copy)):
+            elif not (
+                is_in_folder and _keep_copy(Path(file), target / Path(copy).relative_to(part), Path(copy))
+            ):
                 _copy_file(Path(file), Path(copy))
                 shutil.copystat(file, copy)
 

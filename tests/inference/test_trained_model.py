@@ -175,6 +175,18 @@ def test_wrong_table_is_one_message(tmp_path, directory, table_source, content, 
         list(read_inputs([path], info, table_source, 10))
 
 
+def test_text_that_is_not_utf_8_is_one_message(tmp_path):
+    source, _ = write_texts(tmp_path)
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    info = data.read_info(tmp_path / "prepared/dataset.json")
+    for name in ("new.txt", "new.csv"):
+        path = tmp_path / name
+        path.write_bytes(b"body\n\xff\n")
+
+        with pytest.raises(DataError, match=f"{name} cannot be read: "):
+            list(read_inputs([path], info, config.source.model_dump(), 4))
+
+
 def test_samples_that_are_normalized_already_are_refused(tmp_path):
     source, _ = write_images(tmp_path)
     prepare(tmp_path / "prepared", source, valid_fraction=0.0)

@@ -136,6 +136,7 @@ COMMANDS = {
     "data": [("data", "--split", NAME)],
     "summary": [("summary",), ("summary", NAME)],
     "evaluate": [("evaluate", "--source", NAME), ("evaluate", "--model", f"{NAME}.mpk")],
+    "predict": [("predict", NAME, "--out", f"{NAME}.csv"), ("predict", NAME, NAME, "--out", f"{NAME}.csv")],
     "lr-find": [("lr-find", "--output", f"{NAME}/x.tsv")],
     "compare": [
         ("compare",),
