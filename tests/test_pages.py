@@ -31,6 +31,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_python_block_runs_as_a_script(program, project, tmp_path):
     (tmp_path / "program.py").write_text(program)
+    (tmp_path / "params.yaml").write_bytes((project.folder / "params.yaml").read_bytes())  # one reads it
     environment = project.environment | {"PYTHONPATH": str(ROOT)}
 
     ended = subprocess.run(
