@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from stages import learner, records, runs
+from stages import data, learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
@@ -14,8 +14,6 @@ from stages.system.files import copy_file, describe, write_text
 
 VERSION = "6"
 
-DATASET_FILE = "dataset.json"
-"""The description of the training data, with the normalization that `stages.load_model` needs."""
 MANIFEST = "manifest.json"
 """The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
@@ -47,7 +45,7 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     if config.note:
         print_line(config.note)
     if paths.data is not None:
-        copy_file(paths.data / DATASET_FILE, paths.exports / DATASET_FILE)
+        copy_file(paths.data / data.DATASET_FILE, paths.exports / data.DATASET_FILE)  # for load_model
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
     write_test_results(resolved, recorder, paths)

@@ -60,7 +60,8 @@ def _artifacts(revision: str | None, model: Path) -> Iterator[Path]:
         return
     from pipeline.project.revisions.names import resolve
     from pipeline.project.revisions.revision import Revision
-    from stages.inference.trained_model import CONFIG_FILE, DATASET_FILE, EXPORTS_FOLDER, LEARNER_FOLDER
+    from stages.data.storage import DATASET_FILE
+    from stages.inference.trained_model import CONFIG_FILE, EXPORTS_FOLDER, LEARNER_FOLDER
     from stages.runs.file_names import SPEC_FILE
 
     source = Revision(resolve(revision))
@@ -98,10 +99,10 @@ def _predict(
 
 def _list_project_code() -> set[str]:
     """Return the import paths in the params.yaml of the current project, whose code a command may run."""
-    from pipeline.project.check import list_strings
+    from pipeline.project.check import list_values
     from pipeline.project.params import PARAMS, read_params
 
     if not PARAMS.exists():
         return set()
     params = read_params()
-    return {value for section in (params.build_learner, params.fit) for _, value, _ in list_strings(section)}
+    return list_values(params.build_learner, params.fit)

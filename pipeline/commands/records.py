@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree as TreeView
     from torch.nn import Module
 
+    from stages.learner import Start
     from stages.records.formats import Format
     from stages.records.record_tree import Record, Tree
     from stages.records.tools.diff import Difference
@@ -244,15 +245,12 @@ def _translate(
 
 def _name_schedule(record: "Record", learner: Path) -> "Record":
     """Return *record*, if it is that of a schedule, as the state of the schedule in *learner*."""
-    from stages.learner import LearnerSpec
     from stages.optim import Scheduler, load_burn_schedule
 
     item = record.item
     if not (isinstance(item, int | float) or (isinstance(item, dict) and item.keys() == {"schedulers"})):
         return record
-    spec = LearnerSpec.read(learner)
-    spec.check_code()
-    scheduler = spec.build(seed=0)[2]
+    _, _, scheduler = _build_start(learner)
     load_burn_schedule(scheduler, item)
     return replace(record, item=scheduler.burn_state() if isinstance(scheduler, Scheduler) else item)
 
@@ -266,12 +264,17 @@ def example_of(directory: Path) -> "Tree":
 
 def _build_model(directory: Path) -> "Module":
     """Return the model of the learner in *directory*."""
+    model: Module = _build_start(directory)[0]
+    return model
+
+
+def _build_start(directory: Path) -> "Start":
+    """Return model, optimizer and schedule of the learner in *directory*, whose parts are all built in."""
     from stages.learner import LearnerSpec
 
     spec = LearnerSpec.read(directory)
     spec.check_code()
-    model: Module = spec.build(seed=0)[0]
-    return model
+    return spec.build(seed=0)
 
 
 def _example(learner: Path | None, *forms: "Format") -> "Tree":

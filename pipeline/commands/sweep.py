@@ -114,15 +114,13 @@ def sweep(
     from pipeline.sweep.tables import hide_prefect_logs
 
     _check_combination(search, trials, batch, draw, stop)
-    if repeats > 1 and (search or stop):
-        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
+    _check_repeats(repeats, search, stop)
     if search and trials:
         source: Search | list[Point] = Search(
             set_param, SearchOptions(search, trials, batch or DEFAULT_BATCH, seed)
         )
     else:
-        source = expand(set_param, draw=draw, seed=seed)
-        source = source if repeats == 1 else repeat(source, repeats)
+        source = repeat(expand(set_param, draw=draw, seed=seed), repeats)
     if dry_run:
         print_plan(source.ask() if isinstance(source, Search) else source, stop)
         return
@@ -146,6 +144,11 @@ def sweep(
             run_search(source, options)
         else:
             run_sweep(source, options)
+
+
+def _check_repeats(repeats: int, search: str | None, stop: str | None) -> None:
+    if repeats > 1 and (search or stop):
+        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
 
 
 def _check_combination(

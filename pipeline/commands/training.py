@@ -73,13 +73,13 @@ def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets
     from stages import data
 
     if source in SPLITS:
-        counts = data.read_info(directory / "dataset.json").counts
-        if source not in counts:
+        info = data.read_info(directory / data.DATASET_FILE)
+        if source not in info.counts:
             raise ParamsError(
-                f"--source {source}: the data has no {source} split. Use one of {', '.join(counts)}, or set "
-                f"load_data.{source}_fraction"
+                f"--source {source}: the data has no {source} split. Use one of {', '.join(info.counts)}, or "
+                f"set load_data.{source}_fraction"
             )
-        return data.read_split(directory, source, data.read_info(directory / "dataset.json").index)
+        return data.read_split(directory, source, info.index)
     loaded = data.load_source(parse_source(source))
     if isinstance(loaded, data.Splits):
         loaded = list(loaded.by_name().values())[-1]

@@ -254,8 +254,13 @@ def read_spec(directory: Path, params: Params) -> "learner.LearnerSpec":
     Raises `CheckpointError` if it names code that is neither built in nor named in build_learner of *params*.
     """
     spec = learner.LearnerSpec.read(directory)
-    spec.check_code({value for _, value, _ in list_strings(params.build_learner)})
+    spec.check_code(list_values(params.build_learner))
     return spec
+
+
+def list_values(*configs: BaseModel) -> set[str]:
+    """Return every string in *configs*; the import paths among them name the code that a command may run."""
+    return {value for config in configs for _, value, _ in list_strings(config)}
 
 
 def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, bool]]:

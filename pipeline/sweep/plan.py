@@ -122,10 +122,12 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
 
 
 def repeat(points: Sequence[Point], count: int) -> list[Point]:
-    """Return each of *points* with the seeds 1 to *count* of the weights and of the training.
+    """Return each of *points* with the seeds 1 to *count* of the weights and of the training; 1 changes none.
 
     Raises `ParamsError` if a point sets one of these seeds.
     """
+    if count == 1:
+        return list(points)
     keys = {key.lstrip("+") for point in points for _, file in point.overrides for key in map(_key_of, file)}
     if taken := sorted(keys.intersection(REPEATED_SEEDS)):
         raise ParamsError(f"--repeat {count} sets {' and '.join(REPEATED_SEEDS)}. Remove -S {taken[0]}")

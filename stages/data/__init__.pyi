@@ -50,6 +50,7 @@ from .sources.image_folder import materialize as materialize
 from .splits import Arrays as Arrays
 from .splits import Splits as Splits
 from .splits import split as split
+from .storage import DATASET_FILE as DATASET_FILE
 from .storage import DatasetInfo as DatasetInfo
 from .storage import Normalization as Normalization
 from .storage import read_info as read_info

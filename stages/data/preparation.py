@@ -17,7 +17,7 @@ from stages.data.description import DEFAULT_NORMALIZATION, describe
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.columns import Column, Columns, split_columns
 from stages.data.splits import SPLIT_NAMES, Splits
-from stages.data.storage import DatasetInfo, read_info, write_columns
+from stages.data.storage import DATASET_FILE, DatasetInfo, read_info, write_columns
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
 
     Raises `DataError` if a file is missing or not intact.
     """
-    info = read_info(directory / "dataset.json")
+    info = read_info(directory / DATASET_FILE)
     present = [name for name in info.counts if name in {"train", *names}]
     return Prepared(info, **{name: read_split(directory, name, info.index) for name in present})
 

@@ -17,6 +17,8 @@ from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
 from stages.system.files import open_atomic, write_text
 
+DATASET_FILE = "dataset.json"
+"""The description of the splits, in the directory of the prepared data and in that of the exports."""
 _TYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -112,7 +114,7 @@ def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Colum
                 digest.update(chunk)
                 file.write(chunk)
     info = info.model_copy(update={"sha256": digest.hexdigest()})
-    write_text(directory / "dataset.json", to_json(info.model_dump(mode="json")) + "\n")
+    write_text(directory / DATASET_FILE, to_json(info.model_dump(mode="json")) + "\n")
 
 
 def read_info(path: Path) -> DatasetInfo:

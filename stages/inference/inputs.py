@@ -12,11 +12,11 @@ from stages.contracts.errors import DataError
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.array_files import map_npy, read_npz
 from stages.data.sources.image_folder import SUFFIXES as IMAGE_SUFFIXES
-from stages.data.sources.labels import describe_read_error, read_rows
+from stages.data.sources.labels import describe_read_error
 from stages.data.sources.table_files import SUFFIXES as TABLE_SUFFIXES
 from stages.data.sources.table_files import CsvFormat, TableFile, load_arrow
-from stages.data.sources.tables import decode, to_floats
-from stages.data.sources.texts import DELIMITERS, JSON_SUFFIXES, read_json_lines
+from stages.data.sources.tables import decode, join_features, to_floats
+from stages.data.sources.texts import pick_field, read_samples
 from stages.data.storage import DatasetInfo
 
 CSV_OPTIONS = ("delimiter", "decimal", "missing_values", "header")
@@ -121,13 +121,9 @@ def _iterate_texts(path: Path, column: str) -> Iterator[tuple[str, str]]:
         for file in sorted(path.rglob("*.txt")):
             yield str(file), file.read_text(encoding="utf-8-sig")
         return
-    suffix = path.suffix.lower()
-    if suffix in DELIMITERS or suffix in JSON_SUFFIXES:
-        lines = read_json_lines(path) if suffix in JSON_SUFFIXES else read_rows(path, DELIMITERS[suffix])
-        for line, row in lines:
-            if column not in row:
-                raise DataError(f"{path}, line {line}: there is no {column!r}. Found: {', '.join(row)}")
-            yield f"{path}:{line}", str(row[column])
+    if (samples := read_samples(path)) is not None:
+        for line, row in samples:
+            yield f"{path}:{line}", str(pick_field(row, column, "text", f"{path}, line {line}"))
         return
     with path.open(encoding="utf-8-sig") as lines_of_text:
         for number, content in enumerate(lines_of_text):
@@ -181,21 +177,15 @@ class _TableEncoder:
 
     def encode(self, batch: Any, names: Sequence[str]) -> np.ndarray:
         """Return the features of *batch*, (N, F) float32."""
-        block = np.zeros((batch.num_rows, len(self._features)), np.float32)
-        place = 0
-        for name, column in zip(self.columns, batch.columns, strict=True):
-            if name not in self._categories:
-                block[:, place] = self._to_numbers(name, column, names)
-                place += 1
-                continue
-            codes = self._to_codes(name, column, names)
-            if self._is_one_hot:
-                block[np.arange(len(codes)), place + codes] = 1
-                place += len(self._categories[name])
-            else:
-                block[:, place] = codes
-                place += 1
-        return block
+        pairs = zip(self.columns, batch.columns, strict=True)
+        columns = (self._encode_column(name, column, names) for name, column in pairs)
+        return join_features(columns, (batch.num_rows, len(self._features)))
+
+    def _encode_column(self, name: str, column: Any, names: Sequence[str]) -> tuple[np.ndarray, int]:
+        if name not in self._categories:
+            return self._to_numbers(name, column, names), 0
+        count = len(self._categories[name]) if self._is_one_hot else 0
+        return self._to_codes(name, column, names), count
 
     def _to_numbers(self, name: str, column: Any, names: Sequence[str]) -> np.ndarray:
         values = to_floats(column)

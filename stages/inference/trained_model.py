@@ -29,8 +29,6 @@ from stages.params.save_model_params import SaveModelConfig
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""
-DATASET_FILE = "dataset.json"
-"""The description of the training data, which save-model copies to the exports."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class TrainedModel(nn.Module):
         outputs = [self._compute(samples[start : start + size]).cpu() for start in starts]
         self.train(was_training)
         if not outputs:
-            raise DataError("predict: there is no sample. Pass at least one")
+            raise DataError("predict needs at least one sample; found none")
         return self._interpret(torch.cat(outputs))
 
     def _compute(self, samples: Any) -> Tensor:
@@ -260,9 +258,9 @@ def _directory_of(path: Path) -> Path:
 
 
 def _read_info(directory: Path, data_directory: Path | str | None) -> data.DatasetInfo:
-    path = directory / EXPORTS_FOLDER / DATASET_FILE
+    path = directory / EXPORTS_FOLDER / data.DATASET_FILE
     if data_directory is not None:
-        path = Path(data_directory) / DATASET_FILE
+        path = Path(data_directory) / data.DATASET_FILE
     elif not path.exists():
         raise CheckpointError(
             f"{path} does not exist: save-model has not run, or its deps in dvc.yaml lack ${{paths.data}}. "

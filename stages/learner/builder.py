@@ -215,7 +215,7 @@ class LearnerBuilder:
         return self._set(step=kind)
 
     def burn(self, version: Version | None) -> Self:
-        """Follow a *version* of Burn, ``0.21`` or ``0.22``, where they differ.
+        """Follow a *version* of Burn, ``0.21`` or ``0.22``, in what differs between them.
 
         It decides about the lines of the logs, when a schedule steps, the rest of an accumulation window, the
         end of a cosine, and the mean over absent classes. Default: 0.22 with the recorder of burnpack, and

@@ -137,7 +137,6 @@ def configure_builder(
     config: FitConfig, builder: "learner.LearnerBuilder", context: FitContext
 ) -> "learner.LearnerBuilder":
     """Set every option of *builder* that *config* and the caller of the stage have, and return it."""
-    accumulation = config.grads_accumulation
     builder = (
         builder.metrics(*_build_metrics(config))
         .num_epochs(config.num_epochs)
@@ -150,11 +149,6 @@ def configure_builder(
         .num_threads(config.num_threads)
         .fast_path(config.fast_path)
         .step(config.step)
-        .grads_accumulation(
-            accumulation.batches,
-            reduction=accumulation.reduction,
-            leftover=accumulation.leftover if "leftover" in accumulation.model_fields_set else None,
-        )
         .burn(config.burn)
         .non_finite(config.non_finite)
         .with_file_checkpointer(records.build_recorder(config.recorder))
@@ -162,6 +156,7 @@ def configure_builder(
         .checkpoint_every(steps=config.checkpoint_every_steps, seconds=config.checkpoint_every_seconds)
         .max_unsaved(config.max_unsaved_seconds)
     )
+    _accumulate_gradients(config, builder)
     _add_loggers(config, builder, context)
     if context.interrupter:
         builder.with_interrupter(context.interrupter)
@@ -180,6 +175,12 @@ def configure_builder(
     if config.compile:
         builder.compile("default" if config.compile is True else config.compile)
     return builder.gradient_checkpointing() if config.gradient_checkpointing else builder
+
+
+def _accumulate_gradients(config: FitConfig, builder: "learner.LearnerBuilder") -> None:
+    window = config.grads_accumulation
+    leftover = window.leftover if "leftover" in window.model_fields_set else None
+    builder.grads_accumulation(window.batches, reduction=window.reduction, leftover=leftover)
 
 
 def _add_loggers(config: FitConfig, builder: "learner.LearnerBuilder", context: FitContext) -> None:

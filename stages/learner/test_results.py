@@ -26,7 +26,7 @@ def write_test_results(
     *resolved* is the content of config.json, and *recorder* reads the model. Only the metrics file is written
     if there is no test split, and nothing if dvc.yaml has no path for it.
     """
-    is_tested = paths.data is not None and "test" in data.read_info(paths.data / "dataset.json").counts
+    is_tested = paths.data is not None and "test" in data.read_info(paths.data / data.DATASET_FILE).counts
     if paths.test is None:
         if is_tested:
             log.warning(
@@ -48,7 +48,7 @@ def write_test_results(
 
 def _evaluate(fit: FitConfig, model: Any, directory: Path, logs: Path) -> dict[str, float]:
     """Return the metrics of *fit* over the test split in *directory*, sorted by name, and write *logs*."""
-    info = data.read_info(directory / "dataset.json")
+    info = data.read_info(directory / data.DATASET_FILE)
     loader = from_params.build_test_loader(fit, data.read_split(directory, "test"), info)
     builder = learner.EvaluatorBuilder(logs.parent).metrics(*from_params.build_test_metrics(fit))
     builder = builder.metric_logger(loggers.TestMetricLogger(logs))

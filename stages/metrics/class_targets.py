@@ -62,8 +62,8 @@ def parse_reduction(name: str, title: str) -> Reduction:
 def compute_once(output: AnyClassificationOutput, key: Hashable, compute: Callable[[], Value]) -> Value:
     """Return the result of *compute*, which *output* stores under *key* for the other metrics of the batch.
 
-    It is computed again if a tensor of *output* has changed, and always on an accelerator, where a CUDA graph
-    changes tensors unseen.
+    It is computed again if a tensor of *output* has changed, and always on an accelerator, because a CUDA
+    graph changes tensors unseen.
     """
     tensors = (output.output, output.targets)
     if not all(tensor.is_cpu and not tensor.is_inference() for tensor in tensors):

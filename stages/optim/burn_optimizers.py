@@ -12,6 +12,20 @@ from torch import Tensor
 STEP = "step"
 
 
+def _evaluate(closure: Any) -> Any:
+    """Return the loss of *closure*, computed with gradients; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _list_trained(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
+    """Return each parameter of *optimizer* that has a gradient, with its group."""
+    groups = optimizer.param_groups
+    return [(group, one) for group in groups for one in group["params"] if one.grad is not None]
+
+
 class PerParameterOptimizer(torch.optim.Optimizer):
     """An optimizer whose state of a parameter is a counter and tensors of its shape, all 0 at the start."""
 
@@ -27,23 +41,19 @@ class PerParameterOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update each parameter that has a gradient, and return the loss of *closure*."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(group, parameter, parameter.grad)
+        loss = _evaluate(closure)
+        for group, parameter in _list_trained(self):
+            self._step(group, parameter)
         return loss
 
-    def _step(self, group: Mapping[str, Any], parameter: Tensor, gradient: Tensor) -> None:
+    def _step(self, group: Mapping[str, Any], parameter: Tensor) -> None:
         state = self.state[parameter]
         if not state:
             state.update({name: torch.zeros_like(parameter) for name in self.entries})
             state |= {STEP: torch.zeros(())} if self.counts else {}
         if self.counts:
             state[STEP] += 1
+        gradient: Any = parameter.grad
         self.update(group, parameter, gradient, state)
 
     def update(
@@ -127,14 +137,9 @@ class CautiousAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Decay the parameters, and step as AdamW."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._decay(group, parameter)
+        loss = _evaluate(closure)
+        for group, parameter in _list_trained(self):
+            self._decay(group, parameter)
         super().step()
         return loss
 

@@ -6,6 +6,7 @@ a rate may be above 1, and a number of steps may be a `Span`, which `Rule.resolv
 
 import math
 from itertools import pairwise
+from operator import not_
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, Tag, model_validator
@@ -43,10 +44,6 @@ SPANS = ("num_iters", "warmup_steps", "step_size")
 """The fields of a schedule that are numbers of steps; a sequential one has ``milestones`` too."""
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class Schedule(Protocol):
     """A function from the iteration to the learning rate."""
 
@@ -62,7 +59,7 @@ class Rule(Config):
     per: Per = "batch"
     """The unit of an iteration: a batch, as in Burn, an update of the weights, or an epoch. Parts of a
     schedule use the unit of the whole."""
-    warmup: Span | None = Field(default=None, exclude_if=_is_none)
+    warmup: Span | None = Field(default=None, exclude_if=not_)
     """Iterations before the schedule in which the rate grows to its first one: by equal amounts, from one of
     them."""
 

@@ -253,14 +253,16 @@ class SnapshotWriter:
         """True until the write that was started last has ended."""
         return self._thread is not None and self._thread.is_alive()
 
-    def prepare(self, checkpoint: Checkpoint) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> bool:
         """Provide the memory for a copy of *checkpoint* in the thread, unless there is enough.
 
-        Call this before the first `start` needs it.
+        Call this before the first `start` needs it. Return whether `start` makes a copy.
         """
         self.join()
-        if self._copies(checkpoint) and self._snapshot.allocate(checkpoint):
+        is_copied = self._copies(checkpoint)
+        if is_copied and self._snapshot.allocate(checkpoint):
             self._start_thread(self._snapshot.touch)
+        return is_copied
 
     def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
         """Copy *checkpoint* and call *write* with the copy in a thread, after the previous write has ended.
@@ -268,9 +270,9 @@ class SnapshotWriter:
         Without a copy, return when the write has ended. Raises `RecordError` if no record can hold one of the
         tensors; without a copy, `raise_error` does.
         """
-        self.prepare(checkpoint)
+        is_copied = self.prepare(checkpoint)
         self.join()
-        if not self._copies(checkpoint):
+        if not is_copied:
             self._start_thread(partial(write, checkpoint))
             self.join()
             return
@@ -294,6 +296,8 @@ class SnapshotWriter:
         self._snapshot = HostSnapshot()
 
     def _copies(self, checkpoint: Checkpoint) -> bool:
+        if self._max_copied_bytes == math.inf:
+            return True
         ranges = _find_ranges(_tensors_of(checkpoint))
         return _places(ranges)[-1] <= self._max_copied_bytes or any(source.is_cuda for source in ranges)
 

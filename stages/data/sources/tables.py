@@ -1,7 +1,7 @@
 """The data source ``table``: the columns of a CSV, Parquet or Arrow file as features and a target."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -175,24 +175,34 @@ class TableRows:
             start += batch.num_rows
 
     def _encode(self, batch: Any, width: int) -> np.ndarray:
-        block = np.zeros((batch.num_rows, width), np.float32)
-        place = 0
-        for feature, column in zip(self.features, batch.columns, strict=True):
-            if not feature.is_categorical:
-                fill = feature.mean if self.missing == "mean" else self.fill
-                values = to_floats(column)
-                block[:, place] = np.where(np.isnan(values), fill, values)
-                place += 1
-                continue
-            codes = _to_codes(column, feature)
-            if self.encoding == "codes":
-                block[:, place] = codes
-                place += 1
-            else:
-                with_category = np.flatnonzero(codes >= 0)
-                block[with_category, place + codes[with_category]] = 1
-                place += len(feature.categories)
-        return block
+        pairs = zip(self.features, batch.columns, strict=True)
+        columns = (self._encode_column(feature, column) for feature, column in pairs)
+        return join_features(columns, (batch.num_rows, width))
+
+    def _encode_column(self, feature: _Feature, column: Any) -> tuple[np.ndarray, int]:
+        if feature.is_categorical:
+            count = len(feature.categories) if self.encoding == "one_hot" else 0
+            return _to_codes(column, feature), count
+        values = to_floats(column)
+        return np.where(np.isnan(values), feature.mean if self.missing == "mean" else self.fill, values), 0
+
+
+def join_features(columns: Iterable[tuple[np.ndarray, int]], shape: tuple[int, int]) -> np.ndarray:
+    """Return *columns* side by side, (N, F) float32.
+
+    A column is its values and 0, or its codes and the number of its categories. Each category is a feature; a
+    code of -1 belongs to no category.
+    """
+    block = np.zeros(shape, np.float32)
+    place = 0
+    for values, count in columns:
+        if not count:
+            block[:, place] = values
+        else:
+            with_category = np.flatnonzero(values >= 0)
+            block[with_category, place + values[with_category]] = 1
+        place += count or 1
+    return block
 
 
 class _Window:

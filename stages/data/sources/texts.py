@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +194,19 @@ def _iterate(path: Path, names: Mapping[str, str], argument: str) -> Iterator[Sa
             )
         yield from _read_folder(path)
         return
-    if path.suffix.lower() in DELIMITERS:
-        rows: Iterable[tuple[int, Any]] = read_rows(path, DELIMITERS[path.suffix.lower()])
-    elif path.suffix.lower() in JSON_SUFFIXES:
-        rows = read_json_lines(path)
-    else:
+    rows = read_samples(path)
+    if rows is None:
         raise DataError(f"{argument}: {path} must be a folder, or end in .csv, .tsv or .jsonl")
     for line, row in rows:
-        yield {key: _pick(row, name, key, f"{path}, line {line}") for key, name in names.items()}
+        yield {key: pick_field(row, name, key, f"{path}, line {line}") for key, name in names.items()}
+
+
+def read_samples(path: Path) -> Iterator[tuple[int, Any]] | None:
+    """Return the rows of a CSV, TSV or JSON lines file, each with its line; None for another file."""
+    suffix = path.suffix.lower()
+    if suffix in DELIMITERS:
+        return read_rows(path, DELIMITERS[suffix])
+    return _read_json_lines(path) if suffix in JSON_SUFFIXES else None
 
 
 def _read_folder(path: Path) -> Iterator[Sample]:
@@ -214,8 +219,7 @@ def _read_folder(path: Path) -> Iterator[Sample]:
         yield {"text": content, "label": file.label} | split
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the value in each line of *path*, with the number of the line. Raises `DataError` for another."""
+def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -226,7 +230,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 raise DataError(f"{path}, line {number}: not JSON: {error}. Correct the line") from None
 
 
-def _pick(row: Any, name: str, key: str, where: str) -> Any:
+def pick_field(row: Any, name: str, key: str, where: str) -> Any:
     """Return the value of *name* in *row*, the *key* of a sample, which is text or an integer."""
     value = row.get(name) if isinstance(row, dict) else None
     if value is None:
