@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.project.params import Params
+from stages.contracts.burn import choose_version
 from stages.data.storage import read_info
-from stages.optim.run_length import RunLength
+from stages.optim.run_length import RunLength, unit_of
 from stages.optim.schedules import Rule
 
 
@@ -26,9 +27,11 @@ def describe_schedule(params: Params, dataset: Path) -> list[str]:
     batches = ceil(read_info(dataset).counts["train"] / fit.batch_size)
     limits = (fit.limit_batches.train, fit.overfit_batches)
     batches = min([batches, *(limit for limit in limits if limit is not None)])
-    resolved = schedule.resolve(RunLength(fit.num_epochs, batches, fit.grads_accumulation))
+    version = choose_version(fit.burn, fit.recorder.suffix)
+    unit = unit_of(schedule.per, version, accumulates=fit.grads_accumulation.batches > 1)
+    resolved = schedule.resolve(RunLength(fit.num_epochs, batches, fit.grads_accumulation), per=unit)
     lines = _compare(schedule.model_dump(), resolved.model_dump(), "build_learner.schedule")
-    return [f"{line}, one per {schedule.per}" for line in lines]
+    return [f"{line}, one per {unit}" for line in lines]
 
 
 def _compare(stated: Any, resolved: Any, key: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
 
+from stages.contracts.burn import Version
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import MAX_STEPS, accept, is_integral
 from stages.optim.gradients import Accumulation
@@ -39,6 +40,14 @@ Span = Annotated[
     ),
 ]
 """A number of steps; ``10 %`` of the run, or ``2 epochs``."""
+
+
+def unit_of(per: Per, version: Version | None, *, accumulates: bool) -> Per:
+    """Return the unit of a schedule with *per* in a run that follows a *version* of Burn.
+
+    Since 0.22 each update is a step, which matters to a run that *accumulates* gradients.
+    """
+    return "update" if version == "0.22" and accumulates and per == "batch" else per
 
 
 @dataclass(frozen=True)

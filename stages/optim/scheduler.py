@@ -18,7 +18,7 @@ from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
 from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
-from stages.optim.run_length import Per, RunLength
+from stages.optim.run_length import Per, RunLength, unit_of
 from stages.optim.schedules import (
     BUILT_IN,
     FUNCTIONS,
@@ -86,14 +86,11 @@ class Scheduler:
             self._rule.check(initial)
 
     def follow(self, version: Version, *, accumulates: bool) -> None:
-        """Follow a *version* of Burn: up to 0.21 a cosine restarts, and each batch is a step.
-
-        Since 0.22 each update is a step, which matters to a run that *accumulates* gradients.
-        """
+        """Follow a *version* of Burn: up to 0.21 a cosine restarts; `unit_of` states what a step is."""
         if version == "0.21" and self._rule is not None:
             self.schedule = self._rule = with_restarts(self._rule)
-        elif version == "0.22" and accumulates and not self._per_epoch:
-            self.steps_per_update = True
+        per = "batch" if self._rule is None else self._rule.per
+        self.steps_per_update = unit_of(per, version, accumulates=accumulates) == "update"
 
     def set_length(self, length: RunLength) -> None:
         """Set the length of the run.

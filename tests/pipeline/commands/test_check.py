@@ -491,3 +491,14 @@ def test_steps_of_a_schedule_that_knows_the_run_are_printed(finished):
     refused = finished.call("check")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "3 epochs is 9 steps, one per update, and 6 are available" in refused.err
+
+
+def test_steps_are_those_of_the_version_of_burn_that_the_run_follows(finished):
+    finished.edit("params.yaml", "kind: constant", "kind: cosine")
+    finished.edit("params.yaml", "batches: 1\n", 'batches: 5\n  burn: "0.22"\n')
+
+    assert (
+        finished.call("check")
+        .ok()
+        .startswith("build_learner.schedule.num_iters: 100 % is 6 steps, one per update\n")
+    )
