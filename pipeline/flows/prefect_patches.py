@@ -15,6 +15,8 @@
   the observer of cancellations stops. With the replacement a loop continues until the server responds.
 * The events of the observers. They stop when the server closes the connection, as at a restart. With the
   replacement they connect again, and ask for what the events have not reported.
+* The sending of logs. Prefect prints an error for each batch that the server does not accept, while the end
+  of the run reports an outage.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained, nor one
@@ -36,6 +38,7 @@ from prefect._internal import control_listener, observers
 from prefect._internal.concurrency.services import _QueueServiceBase
 from prefect.client.schemas.objects import State
 from prefect.logging import get_logger
+from prefect.logging.handlers import APILogWorker
 from prefect.runner import _scheduled_run_poller
 
 from pipeline.engine.signals import DeferredSignals
@@ -56,6 +59,7 @@ from stages.system.patches import Patch, check_patches
 SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"
 PROPOSE = "propose_state_sync"
+SEND = "_handle_batch"
 COMMIT = "commit_control_intent_and_ack"
 LOOP = "critical_service_loop"
 CONSUME = "_consume_events"
@@ -104,6 +108,12 @@ PATCHES: tuple[Patch, ...] = (
         for observer in CHECKS
     ),
     Patch(
+        f"prefect.logging.handlers:APILogWorker.{SEND}",
+        "Prefect prints an error for each batch of logs that the server does not accept",
+        "(self, items)",
+        SUPPORTED,
+    ),
+    Patch(
         f"prefect._internal.concurrency.services:_QueueServiceBase.{DRAIN}",
         "Prefect's services fail at the exit of a forked process, such as a worker of a DataLoader",
         "(self, at_exit=False)",
@@ -127,6 +137,7 @@ def apply() -> None:
         (observers, LOOP, _outlive_outages),
         (observers.FlowRunCancellingObserver, CONSUME, _connect_again),
         (observers.FlowRunSuspendingObserver, CONSUME, _connect_again),
+        (APILogWorker, SEND, _send_quietly),
         (_QueueServiceBase, DRAIN, _skip_useless_drain),
     )
     for owner, name, replace in replacements:
@@ -242,6 +253,15 @@ def _connect_again(
             events.cancel()
 
     return consume
+
+
+def _send_quietly(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def send(worker: Any, items: list[dict[str, Any]]) -> None:
+        with suppress(Exception):  # Prefect's own method catches all, and prints them
+            await vars(worker)["_client"].create_logs(items)
+
+    return send
 
 
 def _skip_useless_drain(original: Callable[..., Any]) -> Callable[..., Any]:

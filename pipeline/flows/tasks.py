@@ -91,14 +91,12 @@ def _build_state(name: str, outcome: "Outcome | None") -> State[Any]:
 def hide_expected_errors() -> None:
     """Have Prefect log an error of `EXPECTED_ERRORS` as a message only; other errors keep their traceback.
 
-    It prints nothing for an event and for logs that the server does not accept: the end of the run reports an
-    outage.
+    It prints nothing for an event that the server does not accept: the end of the run reports an outage.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_remove_traceback)
     logging.getLogger("prefect._internal.concurrency").addFilter(_is_about_no_event)
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)
-    logging.raiseExceptions = False
 
 
 def _is_about_no_event(record: logging.LogRecord) -> bool:

@@ -24,7 +24,8 @@ class PointsFailedError(StageFailedError):
 @task(name="experiment", cache_policy=NO_CACHE)
 def experiment_task(job: Job) -> None:
     """Run one point."""
-    hide_expected_errors()  # also in a worker
+    prefect_patches.apply()  # also in a worker
+    hide_expected_errors()
     run_job(job)
 
 

@@ -82,6 +82,16 @@ def test_log_record_without_an_exception_is_kept():
     assert logging.getLogger("prefect.engine").filter(record)
 
 
+def test_mistake_in_a_log_call_is_still_printed(capsys):
+    """The errors of a server are hidden, and not those of the logs of a user."""
+    hide_expected_errors()
+    logger, handler = logging.Logger("my_lab"), logging.StreamHandler()
+    logger.addHandler(handler)
+    logger.error("%d", "no number")
+
+    assert "Logging error" in capsys.readouterr().err
+
+
 def test_deadline_counts_as_passed_a_tenth_of_a_second_early():
     now = time.monotonic()
 
