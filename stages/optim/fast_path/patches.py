@@ -52,6 +52,12 @@ PATCHES = (
         SUPPORTED,
     ),
     Patch(
+        "torch:_foreach_mul",
+        "gradients are clipped with one kernel; no public function does without norms of its own",
+        None,
+        SUPPORTED,
+    ),
+    Patch(
         "torch:_foreach_copy_",
         "all gradients are copied to the tensor that ranks exchange with one call; no public function does",
         None,
@@ -67,6 +73,12 @@ PATCHES = (
         "torch:ops.aten._amp_update_scale_.default",
         SCALE,
         "(self, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval)",
+        SUPPORTED,
+    ),
+    Patch(
+        "torch:Tensor._version",
+        "a value that several metrics share is computed again if a tensor was changed in place",
+        None,
         SUPPORTED,
     ),
     Patch(
