@@ -12,6 +12,7 @@ from .metric import MetricOptions as MetricOptions
 from .metric import PassMetric as PassMetric
 from .metric import StepMetric as StepMetric
 from .precision_recall import FBetaScoreMetric as FBetaScoreMetric
+from .precision_recall import MatthewsCorrelationCoefficientMetric as MatthewsCorrelationCoefficientMetric
 from .precision_recall import PrecisionMetric as PrecisionMetric
 from .precision_recall import RecallMetric as RecallMetric
 from .registry import MetricConfig as MetricConfig

@@ -4,7 +4,7 @@ All need torchmetrics, which the extra ``metrics`` installs.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
@@ -114,6 +114,8 @@ class TorchMetric:
     """Converts a step's output to the arguments of the metric's ``update``."""
     measures: type | tuple[type, ...] = object
     """The type of output that *inputs* takes, or a tuple of types."""
+    adjust: "Callable[[Metric], None] | None" = None
+    """Replaces states of the metric before its value is computed, for example by smoothed ones."""
     _joins: Mapping[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -170,6 +172,8 @@ class TorchMetric:
                 setattr(self.metric, name, list(state))
             else:
                 setattr(self.metric, name, state / measured.count if self._is_mean(name) else state)
+        if self.adjust is not None:
+            self.adjust(self.metric)
         try:
             return self.scale * self._number(self.metric.compute())
         except ValueError:
@@ -278,8 +282,40 @@ def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     return output.output.argmax(dim=1)[counted][None], output.targets[counted][None]
 
 
-def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False) -> TorchMetric:
-    """Return BLEU of the epoch as one corpus, over token numbers. Burn averages that of its batches."""
+@dataclass(frozen=True)
+class BleuSmoothing:
+    """Replaces the count of each order of n-grams that has no match. Chen and Cherry, 2014."""
+
+    epsilon: float | None
+    """The count, as in method 1; None for 1/2, 1/4, … in the order of such n-grams, as in method 3."""
+
+    def __call__(self, metric: Any) -> None:
+        """Replace the counts of *metric*, a BLEU of torchmetrics; orders without n-grams remain."""
+        counts, divisor = metric.numerator.tolist(), 1.0
+        for order, total in enumerate(metric.denominator.tolist()):
+            if total and not counts[order]:
+                divisor *= 2
+                counts[order] = 1 / divisor if self.epsilon is None else self.epsilon
+        metric.numerator = metric.numerator.new_tensor(counts)
+
+
+def bleu(
+    n_gram: int = 4,
+    pad_token: int | None = None,
+    *,
+    smooth: bool = False,
+    smoothing: str = "none",
+    epsilon: float = 0.1,
+) -> TorchMetric:
+    """Return BLEU of the epoch as one corpus, over token numbers. Burn 0.22 averages that of its batches.
+
+    *smoothing* is Burn's: ``add_epsilon`` counts *epsilon* for an order of n-grams without a match, and
+    ``exponential`` halves it for each further one; see `BleuSmoothing`. *smooth* is that of torchmetrics,
+    which adds 1 to the counts of all orders above the first. Raises `BuilderError` for another smoothing.
+    """
+    adjust = {"none": None, "add_epsilon": BleuSmoothing(epsilon), "exponential": BleuSmoothing(None)}
+    if smoothing not in adjust:
+        raise BuilderError(f"bleu takes the smoothing {', '.join(adjust)}, not {smoothing!r}")
     metric = _load_part("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
     return TorchMetric(
         metric,
@@ -288,6 +324,7 @@ def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False)
         scale=100.0,
         inputs=TokenSentences(pad_token),
         measures=SequenceOutput,
+        adjust=adjust[smoothing],
     )
 
 
@@ -323,36 +360,66 @@ def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
     )
 
 
-def psnr(max_pixel: float = 1.0) -> TorchMetric:
-    """Return the mean peak signal-to-noise ratio of images (B, C, H, W); infinite if an image is perfect."""
+@dataclass(frozen=True)
+class LowestError:
+    """Raises the mean squared error of each image to *epsilon*, so that a perfect image has a finite PSNR."""
+
+    epsilon: float
+
+    def __call__(self, metric: Any) -> None:
+        """Replace the errors of *metric*, a PSNR of torchmetrics with a value per image."""
+        pairs = zip(metric.sum_squared_error, metric.total, strict=True)
+        metric.sum_squared_error = [error.clamp(min=self.epsilon * size) for error, size in pairs]
+
+
+def psnr(max_pixel: float = 1.0, *, epsilon: float = 0.0) -> TorchMetric:
+    """Return the mean peak signal-to-noise ratio of images (B, C, H, W), in dB.
+
+    A smaller mean squared error than *epsilon* counts as *epsilon*: Burn's default is 1e-10, with which a
+    perfect image has 100 dB at a *max_pixel* of 1. With 0, the default, it is infinite.
+    """
     metric = _load_part("image", "psnr").PeakSignalNoiseRatio(
         data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean"
     )
-    return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput)
+    adjust = LowestError(epsilon) if epsilon else None
+    return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput, adjust=adjust)
 
 
-def ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
-    """Return the mean structural similarity of images (B, C, H, W)."""
-    metric = _load_part("image", "ssim").StructuralSimilarityIndexMeasure(
-        sigma=sigma, data_range=float(data_range)
+def ssim(data_range: float = 1.0, sigma: float = 1.5, *, k1: float = 0.01, k2: float = 0.03) -> TorchMetric:
+    """Return the mean structural similarity of images (B, C, H, W). Wang et al., 2004.
+
+    *sigma* is that of the window in pixels, and *k1* and *k2* stabilize the comparison of luminance and
+    contrast. The windows are those within the image; Burn pads it with zeros.
+    """
+    build = _load_part("image", "ssim").StructuralSimilarityIndexMeasure
+    return _build_similarity(build, "SSIM (dr={}, w={}, σ={})", data_range, sigma, k1=k1, k2=k2)
+
+
+def ms_ssim(
+    data_range: float = 1.0,
+    sigma: float = 1.5,
+    *,
+    k1: float = 0.01,
+    k2: float = 0.03,
+    betas: Sequence[float] = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333),
+) -> TorchMetric:
+    """Return `ssim` at several scales, each of which has a weight in *betas*. Wang et al., 2003.
+
+    At σ 1.5 and five scales height and width must be 176 pixels or more. Burn mirrors the image at its edges.
+    """
+    build = _load_part("image", "ms_ssim").MultiScaleStructuralSimilarityIndexMeasure
+    return _build_similarity(
+        build, "MS-SSIM (pr={}, k={}, σ={})", data_range, sigma, k1=k1, k2=k2, betas=tuple(betas)
     )
-    name = f"SSIM (dr={number(data_range)}, w={_window_size(sigma)}, σ={number(sigma)})"
-    return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
 
 
-def ms_ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
-    """Return `ssim` at five scales; at σ 1.5 height and width must be 176 pixels or more."""
-    metric = _load_part("image", "ms_ssim").MultiScaleStructuralSimilarityIndexMeasure(
-        sigma=sigma, data_range=float(data_range)
-    )
-    name = f"MS-SSIM (pr={number(data_range)}, k={_window_size(sigma)}, σ={number(sigma)})"
-    return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
+def _build_similarity(build: Any, name: str, data_range: float, sigma: float, **options: Any) -> TorchMetric:
+    """Return the metric of the class *build*, with the range, the width of the window and σ in its *name*."""
+    window = int(3.5 * sigma + 0.5) * 2 + 1  # of torchmetrics, in pixels
+    title = name.format(number(data_range), window, number(sigma))
+    metric = build(sigma=sigma, data_range=float(data_range), **options)
+    return TorchMetric(metric, title, decimals=4, measures=RegressionOutput)
 
 
 def _load_part(part: str, kind: str) -> Any:
     return load_extra(f"torchmetrics.{part}", "metrics", f"metric {kind!r}")
-
-
-def _window_size(sigma: float) -> int:
-    """Return the width in pixels of torchmetrics' window for *sigma*."""
-    return int(3.5 * sigma + 0.5) * 2 + 1

@@ -90,6 +90,8 @@ class MetricOptions(OptionalAttributes):
     """Whether the highest or the lowest value is the best."""
     decimals: int = 2
     """The number of digits that are shown."""
+    description: str | None = None
+    """A sentence about the metric, for loggers that store one."""
     train_only: bool = False
     """True if it is measured in training only, even if it is registered for both splits."""
     telemetry: bool = False

@@ -85,6 +85,10 @@ class DefaultRule:
         return (Threshold(0.5) if table.has_independent_classes else TopK(1)).predict(table)
 
 
+Rule = Threshold | TopK | DefaultRule
+"""Predicts the classes of a batch."""
+
+
 @dataclass(frozen=True)
 class ErrorWeights:
     """The weight of errors relative to a hit: (1, 0) is precision, (0, 1) recall, (1, β²) the F score."""
@@ -188,18 +192,26 @@ class ClassScoreMetric:
 
     def measure(self, output: AnyClassificationOutput) -> ClassCounts:
         """Return the counts of one batch. Raises `BuilderError` if the shapes do not match."""
-        counts, weight = compute_once(output, self.rule, lambda: self._count(output))
+        counts, weight = count_classes(output, self.rule, self.name)
         counts_absent = self.burn == "0.22" and not self.errors.is_f_score
         return ClassCounts(counts, weight, self.errors, self.reduction, counts_absent)
 
-    def _count(self, output: AnyClassificationOutput) -> tuple[Tensor, int | Tensor]:
-        """Return the counts of one batch, which do not depend on the score, and their weight."""
-        table = compute_once(output, ClassTable, lambda: build_class_table(output, self.name))
-        predicted, is_target = self.rule.predict(table), table.is_target
+
+def count_classes(output: AnyClassificationOutput, rule: Rule, metric: str) -> tuple[Tensor, int | Tensor]:
+    """Return the counts of one batch, as of `ClassCounts`, and their weight; no score changes them.
+
+    Raises `BuilderError`, which names the *metric*, if the shapes do not match.
+    """
+
+    def count() -> tuple[Tensor, int | Tensor]:
+        table = compute_once(output, ClassTable, lambda: build_class_table(output, metric))
+        predicted, is_target = rule.predict(table), table.is_target
         if table.is_counted is not None:
             predicted = predicted & table.is_counted.unsqueeze(1)
         counts = torch.stack([(predicted & is_target).sum(0), predicted.sum(0), is_target.sum(0)])
         return counts, table.weight
+
+    return compute_once(output, rule, count)
 
 
 class _RateMetric(ClassScoreMetric):
@@ -286,7 +298,76 @@ class FBetaScoreMetric(ClassScoreMetric):
         return cls(beta, threshold=threshold, reduction=reduction)
 
 
-def _build_rule(title: str, threshold: float | None, top_k: int | None) -> Threshold | TopK | DefaultRule:
+@dataclass(frozen=True)
+class CorrelationCounts:
+    """Counts per class over an epoch, from which Matthews' coefficient is computed when it is read."""
+
+    counts: Tensor
+    """(3, C) integers, as of `ClassCounts`; of both classes for a single logit."""
+    weight: int | Tensor
+    """The number of samples or positions; a scalar tensor on an accelerator."""
+
+    def __add__(self, other: Self, /) -> Self:
+        return type(self)(self.counts + other.counts, self.weight + other.weight)
+
+    @property
+    def count(self) -> int:
+        """The number of samples or positions."""
+        return int(self.weight)
+
+    @property
+    def value(self) -> float:
+        """The coefficient, from -1 to 1: 0 for 0/0, as scikit-learn, and NaN without samples."""
+        if not self.count:
+            return float("nan")
+        hits, predicted, targets = self.counts.cpu().double()
+        total = float(self.count)
+        covariance = total * hits.sum() - predicted.dot(targets)
+        spread = (total**2 - predicted.dot(predicted)) * (total**2 - targets.dot(targets))
+        return (covariance / spread.sqrt()).item() if spread > 0 else 0.0
+
+
+class MatthewsCorrelationCoefficientMetric:
+    """The correlation of predicted and target classes, from -1 to 1; Gorodkin's for several classes.
+
+    Args:
+        threshold: the probability above which class 1 of a single logit is predicted. Default: the most
+            likely class is predicted.
+
+    Burn's metric of this name, which is new in 0.23. It takes one class per sample. Matthews, 1975.
+    """
+
+    unit = None
+    decimals = 4
+    better = Direction.HIGHEST
+    measures = ClassificationOutput
+
+    def __init__(self, threshold: float | None = None) -> None:
+        self.rule = TopK(1) if threshold is None else Threshold(threshold)
+        rule = "Multiclass" if threshold is None else self.rule
+        self.name = f"MatthewsCorrelationCoefficient @ {rule}"
+
+    @classmethod
+    def binary(cls, threshold: float = 0.5) -> Self:
+        """Build the metric for a model with one logit."""
+        return cls(threshold)
+
+    @classmethod
+    def multiclass(cls) -> Self:
+        """Build the metric for a model that predicts the most likely class."""
+        return cls()
+
+    def measure(self, output: ClassificationOutput) -> CorrelationCounts:
+        """Return the counts of one batch. Raises `BuilderError` if the shapes do not match."""
+        counts, weight = count_classes(output, self.rule, self.name)
+        if counts.shape[1] == 1:
+            hits, predicted, targets = counts
+            others = torch.stack([weight - predicted - targets + hits, weight - predicted, weight - targets])
+            counts = torch.cat([counts, others], dim=1)
+        return CorrelationCounts(counts, weight)
+
+
+def _build_rule(title: str, threshold: float | None, top_k: int | None) -> Rule:
     """Return the rule for these arguments. Raises `BuilderError`, which names the metric *title*."""
     if threshold is not None and top_k is not None:
         raise BuilderError(

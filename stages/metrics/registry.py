@@ -35,6 +35,7 @@ BUILT_IN = TELEMETRY | {
     "learning_rate": "stages.metrics.telemetry:LearningRateMetric",
     "loss": "stages.metrics.regression:LossMetric",
     "mae": "stages.metrics.regression:MaeMetric",
+    "matthews": "stages.metrics.precision_recall:MatthewsCorrelationCoefficientMetric",
     "ms_ssim": "stages.metrics.from_torchmetrics:ms_ssim",
     "mse": "stages.metrics.regression:MseMetric",
     "perplexity": "stages.metrics.text:PerplexityMetric",

@@ -219,3 +219,41 @@ def test_measurement_does_not_change_if_output_is_overwritten(metric, output):
     output.targets.zero_()
 
     assert measured.value == expected != 0
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "precisions"),
+    [
+        ("none", (4 / 5, 2 / 4, 0)),
+        ("add_epsilon", (4 / 5, 2 / 4, 0.1 / 3, 0.1 / 2)),
+        ("exponential", (4 / 5, 2 / 4, 1 / 2 / 3, 1 / 4 / 2)),
+    ],
+)
+def test_smoothing_replaces_the_counts_of_orders_without_a_match(smoothing, precisions):
+    metric = build_metric(Use.model_validate({"kind": "bleu", "smoothing": smoothing}))
+    predictions, targets = torch.tensor([[1, 2, 9, 3, 4]]), torch.tensor([[1, 2, 5, 3, 4]])
+
+    measured = metric.measure(SequenceOutput(LOSS, torch.zeros(1, 5, 10), predictions, targets))
+
+    assert measured.value == pytest.approx(100 * math.prod(precisions) ** (1 / 4))
+
+
+def test_error_of_a_perfect_image_is_the_epsilon_of_psnr():
+    image = torch.rand(2, 1, 4, 4)
+    output = RegressionOutput(LOSS, image + torch.tensor([0.0, 0.1]).reshape(2, 1, 1, 1), image)
+
+    measured = build_metric(Use.model_validate({"kind": "psnr", "epsilon": 1e-10})).measure(output)
+
+    assert measured.value == pytest.approx((100 + 20) / 2, rel=1e-4)
+    assert build_metric(Use.model_validate({"kind": "psnr"})).measure(output).value == math.inf
+
+
+def test_constants_of_similarity_are_those_of_torchmetrics():
+    options = {"kind": "ssim", "data_range": 2.0, "k1": 0.02, "k2": 0.05}
+    output = images(torch.Generator().manual_seed(1))(slice(None))
+
+    value = build_metric(Use.model_validate(options)).measure(output).value
+
+    pair = (output.output, output.targets)
+    reference = structural_similarity_index_measure(*pair, data_range=2.0, k1=0.02, k2=0.05)
+    assert value == pytest.approx(reference.item(), rel=1e-6)

@@ -37,6 +37,7 @@ SHOWN = [
     ({"kind": "iteration_speed"}, "Iteration Speed", "iter/sec", 2, HIGHEST),
     ({"kind": "learning_rate"}, "Learning Rate", None, 2, None),
     ({"kind": "loss"}, "Loss", None, 2, LOWEST),
+    ({"kind": "matthews"}, "MatthewsCorrelationCoefficient @ Multiclass", None, 4, HIGHEST),
     ({"kind": "mae"}, "MAE", None, 4, LOWEST),
     ({"kind": "ms_ssim"}, "MS-SSIM (pr=1, k=11, σ=1.5)", None, 4, HIGHEST),
     ({"kind": "mse"}, "MSE", None, 4, LOWEST),
