@@ -90,4 +90,4 @@ def _write_warm_start(
 
 def _weights_options(wanted: CheckpointConfig) -> "learner.WeightsOptions":
     selection = records.Selection(wanted.prefix or "", wanted.rename, wanted.only, wanted.skip)
-    return learner.WeightsOptions(wanted.limit, wanted.key, selection, wanted.strict)
+    return learner.WeightsOptions(wanted.limit, wanted.key, selection, wanted.strict, wanted.layout)

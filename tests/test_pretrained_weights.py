@@ -49,6 +49,16 @@ class ResNetLike(torch.nn.Module):
     valid_step = train_step
 
 
+class Square(torch.nn.Module):
+    """A layer of which no file proves whose axes it has."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(num_classes, num_classes, bias=False)
+
+    train_step = valid_step = ResNetLike.train_step
+
+
 class Block(torch.nn.Module):
     """A convolution and a norm: six tensors."""
 
@@ -280,6 +290,21 @@ def test_options_load_the_part_that_fits(dataset, pretrained, tmp_path, capsys, 
     assert "head.weight" in report["initial"]
     assert len(report["loaded"]) + len(report["initial"]) == 64
     assert f"loaded: {len(report['loaded'])}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layout", ["burn", "torch"])
+def test_layout_decides_about_the_axes_of_a_square_matrix(layout, dataset, tmp_path):
+    weight = torch.arange(100.0).reshape(10, 10)
+    save_safetensors({"linear.weight": weight}, tmp_path / "a.safetensors")
+    checkpoint = {"path": str(tmp_path / "a.safetensors"), "layout": layout}
+    config = BuildLearnerConfig.model_validate({"model": f"{__name__}:Square", "checkpoint": checkpoint})
+
+    build_learner(
+        config, BuildLearnerPaths(dataset / "dataset.json", tmp_path / "learner"), tmp_path / "a.safetensors"
+    )
+
+    recorded = read_item(tmp_path / "learner/checkpoint/model-0.mpk.gz")["linear"]["weight"]["param"]
+    assert torch.equal(recorded, weight if layout == "burn" else weight.T)
 
 
 def test_prefix_selects_the_names_that_begin_with_it():

@@ -198,6 +198,15 @@ Range = Annotated[
     ),
 ]
 """The smallest and the largest value of a positive number."""
+Coefficients = Annotated[
+    tuple[float, float, float],
+    accept(
+        "a list of three finite numbers",
+        lambda value: isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_finite, value)),
+        lambda value: tuple(map(float, value)),
+    ),
+]
+"""The coefficients of a polynomial."""
 Decay = Annotated[float, number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, number("a number above 0 and of at most 1", lambda value: 0 < value <= 1)]
 Flag = Annotated[bool, accept("true or false", lambda value: isinstance(value, bool))]

@@ -152,13 +152,26 @@ class CautiousAdamW(torch.optim.AdamW):
 
 
 class MuonOfBurn(torch.optim.Muon):
-    """Muon whose factor of the learning rate is that of Burn's axes, in which a Linear is [in, out]."""
+    """Muon whose factor of the learning rate is that of Burn's axes, in which a Linear is [in, out].
+
+    A group has ``dampening``, the fraction of each gradient after the first that the buffer lacks.
+    """
 
     transposed: Sequence[Tensor] = ()
     """The matrices whose axes are in another order than Burn's."""
 
+    def __init__(self, params: Any, *, dampening: float = 0.0, **options: Any) -> None:
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            group.setdefault("dampening", dampening)
+
     def _init_group(self, group: Any, params: Any, grads: Any, buffers: Any) -> bool:
+        old = {id(parameter) for parameter in group["params"] if self.state.get(parameter)}
         result = super()._init_group(group, params, grads, buffers)
+        momentum, dampening = group["momentum"], group.get("dampening", 0.0)
+        for parameter, gradient, buffer in zip(params, grads, buffers, strict=True):
+            if dampening and momentum and id(parameter) in old:  # torch adds the rest of the gradient next
+                buffer.sub_(gradient, alpha=(1 - momentum) * dampening / momentum)
         for index, parameter in enumerate(params):
             if any(parameter is matrix for matrix in self.transposed):
                 params[index], grads[index], buffers[index] = (

@@ -4,6 +4,7 @@ Norms are L2.
 """
 
 from collections.abc import Iterable, Mapping
+from operator import not_
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic import (
 
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError, closest
-from stages.contracts.fields import Count, Decay, Flag, NonNegative, Patterns, Positive, integer
+from stages.contracts.fields import Coefficients, Count, Decay, Flag, NonNegative, Patterns, Positive, integer
 from stages.contracts.plugins import name_validator
 from stages.contracts.validation import describe_errors
 
@@ -222,6 +223,10 @@ class Lamb(Optimizer):
     weight_decay: NonNegative = 0.0
 
 
+QUINTIC = (3.4445, -4.775, 2.0315)
+"""The coefficients with which Newton-Schulz iterations of Muon start to converge fastest. Jordan, 2024."""
+
+
 class Muon(Optimizer):
     """Orthogonal updates for matrices; `AdamW` for parameters of any other rank. Jordan et al., 2024.
 
@@ -231,9 +236,13 @@ class Muon(Optimizer):
     kind: Literal["muon"] = "muon"
     learning_rate: Positive = 1e-3
     momentum: Decay = 0.95
+    dampening: Decay = Field(default=0.0, exclude_if=not_)
+    """Fraction of each gradient after the first that is not added to the velocity."""
     nesterov: Flag = True
     ns_steps: Annotated[int, integer(1, 99)] = 5
     """Number of Newton-Schulz iterations, which make the update approximately orthogonal."""
+    ns_coefficients: Coefficients = Field(default=QUINTIC, exclude_if=QUINTIC.__eq__)
+    """Coefficients of an iteration, of the powers 1, 3 and 5."""
     epsilon: Positive = 1e-7
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
     """Factor of the learning rate for a matrix of shape (A, B): √max(1, A/B), or 0.2 √max(A, B), for which

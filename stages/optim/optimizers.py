@@ -123,6 +123,8 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
         named["betas"] = betas
     if named.pop(CAUTIOUS, False):
         named[CAUTIOUS], named["weight_decay"] = named["weight_decay"], 0.0
+    if isinstance(config, Muon):
+        named["dampening"] = config.dampening
     if isinstance(config, Sgd):
         named["momentum"] = config.momentum or 0.0
         named["dampening"] = config.dampening if config.momentum else 0.0

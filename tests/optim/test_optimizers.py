@@ -249,6 +249,7 @@ def test_muon_of_a_model_reads_linear_layers_with_burns_axes():
 
 def test_every_option_of_muon_is_passed_to_torch():
     settings = {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "weight_decay": 0.1}
+    settings["ns_coefficients"] = (2.0, -1.5, 0.5)
     weight, reference = (torch.nn.Parameter(torch.eye(3, 4) + 0.1) for _ in "ab")
     config = Muon(learning_rate=0.02, epsilon=1e-3, adjust_lr="match_rms_adamw", **settings)
     theirs = torch.optim.Muon([reference], lr=0.02, eps=1e-3, adjust_lr_fn="match_rms_adamw", **settings)
@@ -261,6 +262,21 @@ def test_every_option_of_muon_is_passed_to_torch():
         theirs.step()
 
     assert torch.equal(weight, reference)
+
+
+def test_dampened_velocity_of_muon_equals_that_of_sgd():
+    weight, reference = (torch.nn.Parameter(torch.zeros(3, 4)) for _ in "ab")
+    stepper = Stepper([weight], build_optimizer(Muon(momentum=0.8, dampening=0.3), [weight]))
+    sgd = torch.optim.SGD([reference], lr=0.1, momentum=0.8, dampening=0.3)
+
+    for step in range(4):
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        stepper.step([gradient], 0.02)
+        reference.grad = gradient
+        sgd.step()
+
+    velocity = stepper.optimizer.state[weight]["momentum_buffer"] / (1 - 0.8)
+    torch.testing.assert_close(velocity, sgd.state[reference]["momentum_buffer"])
 
 
 def test_muon_resumes_from_its_state_bit_for_bit():

@@ -41,6 +41,7 @@ WRONG_VALUES = {
     "fraction": [*NOT_A_NUMBER, None, -0.1, 1.1, inf, nan],
     "size or null": [True, 0, -1, 1.5, inf, "", "12", [], [1], [0, 1], [1, True], [1, 1, 1], {"a": 1}],
     "range": [None, True, 1, "", [], [1], [0, 1], [2, 1], [1, nan], [1, 1, 1], {"a": 1}],
+    "coefficients": [None, True, 1, "", [], [1, 2], [1, 2, "3"], [1, 2, inf], [1, 2, 3, 4], {"a": 1}],
     "decay": [*NOT_A_NUMBER, None, 1, -0.1, inf, nan],
     "decay or null": [*NOT_A_NUMBER, 1, -0.1, inf, nan],
     "factor": [*NOT_A_NUMBER, None, 0, 1.1, -0.1, inf, nan],
@@ -225,7 +226,7 @@ PARAMS = [
         "build_learner.checkpoint",
         {"path": "x"},
         {"epoch": "count or null", "weights_only": "flag", "limit": "count or null", "path": "text or null"}
-        | {"key": "text or null", "prefix": "text or null", "strict": "flag"}
+        | {"key": "text or null", "prefix": "text or null", "strict": "flag", "layout": "choice or null"}
         | {"rename": "renames", "only": "patterns", "skip": "patterns"},
     ),
     ("build_learner.checkpoint", {"rev": "a" * 40, "epoch": 1}, {"rev": "text or null"}),
@@ -262,8 +263,8 @@ PARAMS = [
         {"kind": "muon"},
         OPTIMIZER
         | SHARES
-        | {"momentum": "decay", "nesterov": "flag", "ns_steps": "iterations"}
-        | {"adjust_lr": "choice", "others": "section"},
+        | {"momentum": "decay", "dampening": "decay", "nesterov": "flag", "ns_steps": "iterations"}
+        | {"ns_coefficients": "coefficients", "adjust_lr": "choice", "others": "section"},
     ),
     (
         "build_learner.optimizer",

@@ -35,6 +35,7 @@ from stages.records import (
     record_of,
     skeleton_of,
 )
+from stages.records.record_tree import Layout
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import ALL_TENSORS
 from stages.runs import Checkpoint, FileCheckpointer
@@ -87,6 +88,8 @@ class WeightsOptions:
     """The tensors to load, and their new names."""
     strict: bool = True
     """Fail if a selected tensor does not fit; otherwise load those that do."""
+    layout: Layout | None = None
+    """Whose names and axes the file has; None: those that it states, or else those that fit the model."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,9 @@ def fit_record(
     state = _state(start)
     source = str(model_file)
     item = read_item(model_file, record_of(state.model), limit=options.limit, key=options.key)
-    loaded = load_into(state.model, item, strict=False, source=source, selection=options.selection)
+    loaded = load_into(
+        state.model, item, strict=False, source=source, selection=options.selection, layout=options.layout
+    )
     report = LoadReport.of(state.model, loaded)
     if options.strict:
         _check_fits(loaded, source, start, SELECT_ADVICE)

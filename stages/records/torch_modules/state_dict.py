@@ -344,7 +344,7 @@ def _layout(item: Tree, tree: Tree, current: Mapping[str, Any], source: str) -> 
         return "torch" if torchs > burns or (torchs and torchs == burns) else "burn"
     raise RecordError(
         f"{source} could have Burn's axes or PyTorch's: {join_names(turned, MAX_LISTED_NAMES)} fit both. "
-        "Set layout='burn' or layout='torch'"
+        "Set layout to 'burn' or 'torch' (build_learner.checkpoint.layout in params.yaml)"
     )
 
 
