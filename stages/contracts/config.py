@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
 
+from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Text
 
 MAX_DEPTH = 100
@@ -16,6 +17,16 @@ class Config(BaseModel):
     """A section of params.yaml: frozen, and with an error for unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __new__(cls, *values: Any, **_: Any) -> Self:
+        """Create an instance. Raises `ParamsError` for *values* without names, which Burn's users write."""
+        if values:
+            names = [name for name in cls.model_fields if name != "kind"]
+            raise ParamsError(
+                f"{cls.__name__} takes its options by name, and found {values}. Write, for example, "
+                f"{cls.__name__}({names[0]}={values[0]!r}, …) with names of {', '.join(names)}"
+            )
+        return super().__new__(cls)
 
 
 class Use(BaseModel):

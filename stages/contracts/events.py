@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from stages.contracts.history import History, Split
+from stages.contracts.history import Direction, History, Split
 
 
 class Interrupter:
@@ -126,6 +126,25 @@ class MetricLogger(Protocol):
 
     def close(self) -> None:
         """Release all resources; called when the run ends, also after an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """What a logger may store about a metric. Burn's `MetricDefinition`."""
+
+    name: str
+    unit: str | None
+    description: str | None
+    better: Direction | None
+    """Whether the highest or the lowest value is the best; None if the metric has no order."""
+
+
+@runtime_checkable
+class DefinitionLogger(Protocol):
+    """The optional part of a `MetricLogger` that receives the metrics before their first value."""
+
+    def log_metric_definition(self, definition: MetricDefinition) -> None:
+        """Log the *definition* of a metric; called once for each metric of a run."""
 
 
 @runtime_checkable

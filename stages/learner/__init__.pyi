@@ -1,4 +1,5 @@
 from .builder import LearnerBuilder as LearnerBuilder
+from .builder import SupervisedTraining as SupervisedTraining
 from .evaluation import Evaluator as Evaluator
 from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells

@@ -65,6 +65,7 @@ from stages.optim import (
     build_model_optimizer,
     freeze_parameters,
 )
+from stages.optim.schedules import Rule
 from stages.records import (
     BytesRecorder,
     FileRecorder,
@@ -72,10 +73,14 @@ from stages.records import (
     Recorder,
     fields_unlike_burn,
 )
-from stages.runs import Checkpoint, FileCheckpointer, default_retention
+from stages.runs import Checkpoint, FileCheckpointer, StoredCheckpointer, default_retention
 from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 
 log = logging.getLogger(__name__)
+
+
+LearningRate = float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | Rule | None
+"""A rate, a scheduler (of `stages.optim` or of torch), a schedule, or None for the optimizer's own rates."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def assemble(
     options: LearnerOptions,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
-    lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None,
+    lr: LearningRate,
 ) -> Components:
     """Return the components of the run, restored from the checkpoint that *options* name, if any.
 
@@ -175,7 +180,7 @@ def _place_model(
 def _build_scheduler(
     options: LearnerOptions,
     optimizer: torch.optim.Optimizer,
-    lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None,
+    lr: LearningRate,
 ) -> LrScheduler:
     """Return the schedule of *lr*. Raises `BuilderError` if it follows a metric that is not registered."""
     scheduler = as_scheduler(optimizer, lr)
@@ -304,7 +309,9 @@ def _build_checkpoints(
     if not group.is_main:
         return FollowingCheckpoints(group, options.interval)
     return CheckpointManager(
-        FileCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder),
+        StoredCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder, options.storage)
+        if options.storage
+        else FileCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder),
         FileCheckpointer(options.directory / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0)),
         options.retention or default_retention(),
         options.interval,

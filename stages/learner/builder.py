@@ -17,7 +17,8 @@ from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
 from stages.devices.compilation import CompileOptions
-from stages.learner.assembly import assemble
+from stages.learner.assembly import LearningRate
+from stages.learner.batches import Loader
 from stages.learner.checks import check_unique_name
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
@@ -28,13 +29,11 @@ from stages.optim import (
     Averaging,
     Clipping,
     GroupedOptimizer,
-    LrScheduler,
     NonFinite,
     OptimizerConfig,
-    ScheduleUse,
 )
-from stages.records import HalfPrecision, Recorder
-from stages.runs import Retention
+from stages.records import BurnpackRecorder, HalfPrecision, Recorder
+from stages.runs import CheckpointStorage, Retention
 from stages.runs.early_stopping import EarlyStopping
 
 log = logging.getLogger(__name__)
@@ -285,6 +284,19 @@ class LearnerBuilder:
             )
         return self
 
+    def with_default_checkpointers(self) -> Self:
+        """Write a checkpoint of every epoch as burnpack, as Burn 0.22 does. Default: no checkpoints."""
+        return self.with_file_checkpointer(BurnpackRecorder())
+
+    def with_custom_checkpointers(self, storage: CheckpointStorage, recorder: Recorder | None = None) -> Self:
+        """Write a checkpoint of every epoch to *storage* too, and read those that the directory lacks.
+
+        *recorder* is that of `with_file_checkpointer`, by default the one of burnpack. Logs, and checkpoints
+        within an epoch, are in the directory alone. Default: no storage.
+        """
+        check_object(storage, "storage", "MyStorage(…)", "write")
+        return self._set(storage=storage).with_file_checkpointer(recorder or BurnpackRecorder())
+
     def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
         """Write checkpoints within an epoch too, and keep the newest of them. Default: none.
 
@@ -375,7 +387,7 @@ class LearnerBuilder:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
-        lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None = None,
+        lr: LearningRate = None,
     ) -> Learner:
         """Return the learner, with its model on the device and restored from the checkpoint, if any.
 
@@ -388,10 +400,13 @@ class LearnerBuilder:
         Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
         is missing, corrupt or of another model.
         """
+        return self._assemble(Learner(model, optimizer, lr))
+
+    def _assemble(self, learner: Learner) -> Learner:
         options, accumulation = self._options, self._options.accumulation
         if options.burn == "0.21" and "leftover" not in accumulation.model_fields_set:
             options = replace(options, accumulation=accumulation.model_copy(update={"leftover": "drop"}))
-        return Learner(assemble(options, model, optimizer, lr))
+        return learner.assemble(options)
 
     def _set(self, **options: Any) -> Self:
         for option in OBJECTS.keys() & options.keys():
@@ -404,3 +419,24 @@ class LearnerBuilder:
         metrics = self._options.metrics
         check_unique_name(registered, metrics[split], f"the {split} split")
         return self._set(metrics={**metrics, split: (*metrics[split], registered)})
+
+
+class SupervisedTraining(LearnerBuilder):
+    """A builder with the loaders of the run, as in Burn since 0.20::
+
+    training = SupervisedTraining("artifacts", train, valid).metrics(LossMetric()).num_epochs(10)
+    result = training.launch(Learner(model, Adam(), 1e-3))
+    save_file(result.model, "model", CompactRecorder())
+    """
+
+    def __init__(self, directory: Path | str, train: Loader, valid: Loader | None) -> None:
+        super().__init__(directory)
+        self._loaders = train, valid
+
+    def launch(self, learner: Learner) -> Learner:
+        """Train *learner* and return it, with the trained model.
+
+        Raises the errors of `LearnerBuilder.build` and `Learner.fit`.
+        """
+        self._assemble(learner).fit(*self._loaders)
+        return learner

@@ -2,8 +2,9 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,8 +13,8 @@ import torch
 
 from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Progress, Renderer
-from stages.contracts.history import History, Split
+from stages.contracts.events import MetricLogger, Progress, Renderer, Renderers
+from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.printing import print_text
 from stages.devices.compilation import compile_in_place, unwrap_compiled
@@ -23,8 +24,8 @@ from stages.learner.batches import Loader, iterate_on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.learner import Learner
-from stages.learner.metering import Meter, RegisteredMetric
-from stages.learner.options import default_renderer, default_test_logger
+from stages.learner.metering import Meter, MeteredMetric, RegisteredMetric, log_definitions
+from stages.learner.options import default_renderer, default_test_logger, read_directory_history
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
@@ -36,6 +37,28 @@ from stages.optim.mixed_precision import MixedPrecision
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EvaluatorOptions:
+    """Everything that an `EvaluatorBuilder` collects, with its default."""
+
+    directory: Path
+    metrics: tuple[RegisteredMetric, ...] = ()
+    renderer: Renderer | None = None
+    """None for the default of the terminal."""
+    progress_loggers: tuple[Renderer, ...] = ()
+    device: str | torch.device = "auto"
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    """The precision and the threads of an evaluation."""
+    summary: bool = False
+    """True to print the table after an evaluation."""
+    logger: MetricLogger | None = None
+    """None for log files in ``<directory>/test/<name>``."""
+    burn: Version | None = None
+    """The version of Burn whose metrics and logs an evaluation has."""
+    application_log: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered for the duration of an evaluation."""
+
+
 class EvaluatorBuilder:
     """Builder of an `Evaluator`, which writes its logs to ``<directory>/test/<name>``::
 
@@ -44,134 +67,139 @@ class EvaluatorBuilder:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self._directory = Path(directory)
-        self._metrics: list[RegisteredMetric] = []
-        self._renderer: Renderer | None = None
-        self._device: str | torch.device = "auto"
-        self._compute = ComputeSettings()
-        self._summary = False
-        self._logger: MetricLogger | None = None
-        self._burn: Version | None = None
+        self._options = EvaluatorOptions(Path(directory))
+
+    def metric_numeric(self, metric: AnyMetric) -> Self:
+        """Measure *metric*, with a row in the summary."""
+        return self._register(RegisteredMetric(metric, numeric=True))
+
+    def metric(self, metric: AnyMetric) -> Self:
+        """Measure and log *metric*."""
+        return self._register(RegisteredMetric(metric, numeric=False))
 
     def metrics(self, *metrics: AnyMetric) -> Self:
         """Measure *metrics*, with a row in the summary."""
-        return self._register(metrics, numeric=True)
+        for metric in metrics:
+            self.metric_numeric(metric)
+        return self
 
     def metrics_text(self, *metrics: AnyMetric) -> Self:
         """Measure and log *metrics*."""
-        return self._register(metrics, numeric=False)
-
-    def _register(self, metrics: Sequence[AnyMetric], *, numeric: bool) -> Self:
-        for registered in [RegisteredMetric(metric, numeric=numeric) for metric in metrics]:
-            check_unique_name(registered, self._metrics, "an evaluation")
-            self._metrics.append(registered)
+        for metric in metrics:
+            self.metric(metric)
         return self
+
+    def _register(self, registered: RegisteredMetric) -> Self:
+        check_unique_name(registered, self._options.metrics, "an evaluation")
+        return self._set(metrics=(*self._options.metrics, registered))
 
     def metric_logger(self, logger: MetricLogger) -> Self:
         """Log to *logger* instead of ``<directory>/test/<name>``; an evaluation closes it."""
-        self._logger = logger
-        return self
+        return self._set(logger=logger)
 
     def renderer(self, renderer: Renderer) -> Self:
         """Show the evaluation with *renderer*. Default: as in `LearnerBuilder.renderer`."""
-        self._renderer = renderer
-        return self
+        return self._set(renderer=renderer)
+
+    def with_progress_logger(self, logger: Renderer) -> Self:
+        """Report the progress to *logger* in addition to the renderer. Default: none."""
+        return self._set(progress_loggers=(*self._options.progress_loggers, logger))
+
+    def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
+        """Enter the context that *installer* returns for the duration of an evaluation. Default: none.
+
+        Burn's default is ``lambda: ExperimentLog("<directory>/evaluation.log")``, of `stages.loggers`.
+        """
+        return self._set(application_log=installer or nullcontext)
 
     def device(self, device: str | torch.device) -> Self:
         """Evaluate on *device*. Default: the fastest available."""
-        self._device = device
-        return self
+        return self._set(device=device)
 
     def compute(self, settings: ComputeSettings) -> Self:
         """Evaluate with *settings*. Default: float32, with torch's number of threads."""
-        self._compute = settings
-        return self
+        return self._set(compute=settings)
 
     def burn(self, version: Version | None) -> Self:
         """Follow a *version* of Burn in metrics and logs; see `LearnerBuilder.burn`."""
-        self._burn = version
-        return self
+        return self._set(burn=version)
 
     def summary(self) -> Self:
-        """Print the table after each evaluation. Default: no."""
-        self._summary = True
-        return self
+        """Print the table after an evaluation, with the epochs in the logs of the directory. Default: no."""
+        return self._set(summary=True)
 
     def build(self, model: Any) -> "Evaluator":
         """Return the evaluator. Raises `BuilderError` for a model or a metric that cannot work."""
         model, compilers = unwrap_compiled(model)
         check_model(model)
-        check_metric_inputs(model, {Split.TRAIN: [], Split.VALID: self._metrics})
-        renderer = self._renderer or default_renderer()
-        device = find_device(self._device)
+        check_metric_inputs(model, {Split.TRAIN: [], Split.VALID: self._options.metrics})
+        device = find_device(self._options.device)
         compile_in_place(model, compilers)
-        evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
-        evaluator.device, evaluator.compute, evaluator.summary = device, self._compute, self._summary
-        evaluator.logger, evaluator.burn = self._logger, self._burn
-        return evaluator
+        return Evaluator(replace(self._options, device=device), model.to(device))
+
+    def _set(self, **options: Any) -> Self:
+        self._options = replace(self._options, **options)
+        return self
 
 
 class Evaluator:
     """Measures a model on data sets, and does not change it."""
 
-    def __init__(
-        self, directory: Path, model: Any, metrics: Sequence[RegisteredMetric], renderer: Renderer
-    ) -> None:
-        self._directory = directory
+    def __init__(self, options: EvaluatorOptions, model: Any) -> None:
+        self._options = options
         self._model = model
-        self._metrics = metrics
-        self._renderer = renderer
-        self.device = torch.device("cpu")
-        """The device of the model."""
-        self.compute = ComputeSettings()
-        """The precision and the threads of an evaluation."""
-        self.summary = False
-        """True to print the table after each evaluation."""
-        self.logger: MetricLogger | None = None
-        """None for log files in ``<directory>/test/<name>``."""
-        self.burn: Version | None = None
-        """The version of Burn whose metrics and logs the evaluation has."""
-        self.tests: dict[str, dict[str, float]] = {}
-        """The value of each metric by its name, for every finished evaluation by its name."""
+        self._device = torch.device(options.device)
+        self._renderer = Renderers([options.renderer or default_renderer(), *options.progress_loggers])
 
-    @torch.no_grad()
     def eval(self, name: str, loader: Loader) -> dict[str, float]:
         """Return the value of every numeric metric over *loader*.
 
         The logs are in ``test/<name>``, in lower case and with ``-`` for spaces. Raises `BuilderError` for a
         loader without batches and for a name that cannot name a directory.
         """
-        tag = _tag(name)
-        count = count_batches(loader)
+        return self.eval_all([(name, loader)])[name]
+
+    def eval_all(self, splits: Iterable[tuple[str, Loader]]) -> dict[str, dict[str, float]]:
+        """Return the values of `eval` for each of *splits* by its name, and print one summary of them all."""
+        with self._options.application_log():
+            values = {name: self._evaluate(name, loader) for name, loader in splits}
+        if self._options.summary:
+            history = read_directory_history(self._options.directory)
+            print_text(
+                summary_text(history, self._model, tests={_tag(name): values[name] for name in values})
+            )
+        return values
+
+    @torch.no_grad()
+    def _evaluate(self, name: str, loader: Loader) -> dict[str, float]:
+        options, tag, count = self._options, _tag(name), count_batches(loader)
         if count == 0:
             raise BuilderError(
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
-        logger = self.logger or default_test_logger(self._directory / "test" / tag)
-        metrics = [(metric, [logger]) for metric in self._metrics]
-        meter = Meter(metrics, self._renderer, Split.VALID, 1, burn=self.burn, is_test=True)
-        shown = {metric.name: metric.shown for metric in self._metrics}
+        logger = options.logger or default_test_logger(options.directory / "test" / tag)
+        metrics: list[MeteredMetric] = [(metric, [logger]) for metric in options.metrics]
+        meter = Meter(metrics, self._renderer, Split.VALID, 1, burn=options.burn, is_test=True)
+        shown = {metric.name: metric.shown for metric in options.metrics}
         progress = Progress(
             1, epoch=1, split=Split.VALID, batches=count or 0, running=meter.running, shown=shown
         )
         progress.latest = meter.latest
         try:
-            with explain_step_errors(self._model), apply_compute_settings(self.compute, self.device):
+            log_definitions(metrics)
+            with explain_step_errors(self._model), apply_compute_settings(options.compute, self._device):
                 self._measure(loader, meter, progress)
-            self.tests[tag] = meter.finish()
+            return meter.finish()
         finally:
             self._renderer.close()
             logger.close()
-        if self.summary:
-            print_text(summary_text(History(), self._model, tests={tag: self.tests[tag]}))
-        return self.tests[tag]
 
     def _measure(self, loader: Loader, meter: Meter, progress: Progress) -> None:
         model, checks = self._model.eval(), StepChecks(self._model)
-        precision = MixedPrecision(self.compute.precision, self.device)
+        precision = MixedPrecision(self._options.compute.precision, self._device)
         self._renderer.start(progress)
         meter.begin()
-        batches = meter.watch(iterate_on_device(loader, self.device))
+        batches = meter.watch(iterate_on_device(loader, self._device))
         for iteration, batch in enumerate(batches, start=1):
             with precision.autocast():
                 item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
 import torch
 from torch import nn
@@ -11,30 +12,61 @@ from stages.contracts.history import History
 from stages.contracts.printing import print_text
 from stages.devices.compute_settings import apply_compute_settings
 from stages.devices.memory import report_device_errors
-from stages.learner.assembly import Components
+from stages.learner.assembly import Components, LearningRate, assemble
 from stages.learner.batches import Loader
 from stages.learner.environment import write_machine
 from stages.learner.loop import Loop
+from stages.learner.options import LearnerOptions
 from stages.learner.resume.burn_checkpoints import check_later_epochs
+from stages.learner.run_state import RunState
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
+from stages.optim import GroupedOptimizer, OptimizerConfig
 
 log = logging.getLogger(__name__)
 
 
 class Learner:
-    """A model, an optimizer and a schedule, with everything that trains them. Burn's `Learner`."""
+    """A model, an optimizer and a schedule, with everything that trains them. Burn's `Learner`.
 
-    def __init__(self, components: Components) -> None:
-        self._components = components
-        self._options = components.options
-        self._state = components.state
-        self._device = components.device
+    `LearnerBuilder.build` and `SupervisedTraining.launch` set the options of the run, which `fit` needs; see
+    `LearnerBuilder.build` for the types of the arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
+        lr: LearningRate = None,
+    ) -> None:
+        self._parts = (model, optimizer, lr)
+        self._assembled: Components | None = None
+
+    def assemble(self, options: LearnerOptions) -> Self:
+        """Set the *options* of the run, with the model on the device and restored from a checkpoint, if any.
+
+        Raises the errors of `LearnerBuilder.build`.
+        """
+        self._assembled = assemble(options, *self._parts)
+        return self
 
     @property
     def components(self) -> Components:
         """The parts of the run, for tools that measure it."""
-        return self._components
+        if self._assembled is None:
+            raise BuilderError(
+                "this learner has no options: pass it to SupervisedTraining.launch, or build one with "
+                "LearnerBuilder"
+            )
+        return self._assembled
+
+    @property
+    def _options(self) -> LearnerOptions:
+        return self.components.options
+
+    @property
+    def _state(self) -> RunState:
+        return self.components.state
 
     @property
     def model(self) -> nn.Module:
@@ -55,7 +87,7 @@ class Learner:
     @property
     def interrupted(self) -> bool:
         """True if the run was asked to stop; it may then lack epochs."""
-        return self._components.interrupter.should_stop()
+        return self.components.interrupter.should_stop()
 
     @property
     def resumed(self) -> str | None:
@@ -83,9 +115,9 @@ class Learner:
         a checkpoint that belongs to the result could not be written, or if it would replace one of Burn.
         """
         self._check_between_epochs()
-        checkpoints = self._components.checkpoints
+        checkpoints = self.components.checkpoints
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
-        is_main = self._components.group.is_main
+        is_main = self.components.group.is_main
         if is_main:
             check_later_epochs(self._options.directory, self.epoch)
         application_log = self._options.open_application_log() if is_main else nullcontext()
@@ -93,10 +125,10 @@ class Learner:
             log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
             if is_main:
                 self._note_machine()
-            loop = Loop(self._components)
+            loop = Loop(self.components)
             with (
                 explain_step_errors(self.model),
-                report_device_errors(self._device, loop.describe_position),
+                report_device_errors(self.components.device, loop.describe_position),
                 self.compute_settings(),
                 saves,
             ):
@@ -111,7 +143,7 @@ class Learner:
 
     def compute_settings(self) -> AbstractContextManager[None]:
         """Return the context with the threads, the precision and the device of `fit`."""
-        return apply_compute_settings(self._options.compute, self._device)
+        return apply_compute_settings(self._options.compute, self.components.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass in the precision of the run."""
@@ -126,7 +158,7 @@ class Learner:
 
         Raises `BuilderError` without a checkpointer, and `CheckpointError` if it cannot be written.
         """
-        checkpoints, state = self._components.checkpoints, self._state
+        checkpoints, state = self.components.checkpoints, self._state
         if self._options.recorder is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
         self._check_between_epochs()
@@ -140,7 +172,7 @@ class Learner:
         """Log the machine, and write it beside the checkpoints for the next resume."""
         machine = self._state.machine
         log.info("Training with %s", ", ".join(f"{key} {value}" for key, value in machine.items()))
-        if self._components.checkpoints is not None:
+        if self.components.checkpoints is not None:
             write_machine(self._options.directory, machine)
 
     def _check_between_epochs(self) -> None:

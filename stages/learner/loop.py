@@ -117,7 +117,7 @@ class Loop:
         model: nn.Module = self._state.model.model
         try:
             _set_ignored_targets(model, *loaders.values())
-            self._observers.renderer.start(self._progress)
+            self._observers.start(self._progress)
             self._remove_later_output()
             if self._state.position or not self._stops_early():
                 for epoch in range(first, self._options.num_epochs + 1):

@@ -11,7 +11,10 @@ from typing import Any, cast
 from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import (
+    DefinitionLogger,
+    MetricDefinition,
     MetricLogger,
+    Progress,
     Renderer,
     Resumable,
     Shown,
@@ -117,12 +120,26 @@ class RegisteredMetric:
         return Shown(self.metric.unit, self.options.decimals, self.numeric)
 
 
+MeteredMetric = tuple[RegisteredMetric, Sequence[MetricLogger]]
+"""A metric with its loggers."""
+
+
+def log_definitions(metrics: Iterable[MeteredMetric]) -> None:
+    """Pass the definition of each of *metrics* to its loggers that take one."""
+    for metric, loggers in metrics:
+        options = metric.options
+        definition = MetricDefinition(metric.name, metric.metric.unit, options.description, options.better)
+        for logger in loggers:
+            if isinstance(logger, DefinitionLogger):
+                logger.log_metric_definition(definition)
+
+
 class Meter:
     """Measures and sums the batches of one split in one epoch, and logs their values in groups."""
 
     def __init__(
         self,
-        metrics: Sequence[tuple[RegisteredMetric, Sequence[MetricLogger]]],
+        metrics: Sequence[MeteredMetric],
         renderer: Renderer,
         split: Split,
         epoch: int,
@@ -401,14 +418,23 @@ class Observers:
 
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
         """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
-        metrics = [
+        metrics = self._list_metered(split)
+        return Meter(metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn)
+
+    def _list_metered(self, split: Split) -> list[MeteredMetric]:
+        return [
             (
                 metric,
                 [*(self.telemetry if metric.telemetry else self.loggers)[split], *self.additional[split]],
             )
             for metric in self.metrics[split]
         ]
-        return Meter(metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn)
+
+    def start(self, progress: Progress) -> None:
+        """Start the renderer, and pass the definitions of the metrics to the loggers."""
+        self.renderer.start(progress)
+        for split in Split:
+            log_definitions(self._list_metered(split))
 
     def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""

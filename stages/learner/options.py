@@ -16,13 +16,13 @@ from stages.contracts import plugins
 from stages.contracts.burn import Version, choose_version
 from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind, Strategy
-from stages.contracts.history import Split
+from stages.contracts.history import History, Split
 from stages.devices.compilation import CompileOptions
 from stages.devices.compute_settings import ComputeSettings
 from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
-from stages.runs import Retention
+from stages.runs import CheckpointStorage, Retention
 from stages.runs.early_stopping import EarlyStopping
 
 FILE_LOGGER = "stages.loggers:FileMetricLogger"
@@ -88,6 +88,8 @@ class LearnerOptions:
     """The epoch to resume after; ``auto`` for the newest intact checkpoint."""
     recorder: Recorder | None = None
     """None to write no checkpoints."""
+    storage: CheckpointStorage | None = None
+    """A further place for checkpoints; None for the directory alone."""
     burn: Version | None = None
     """None for 0.22 with burnpack, and the defaults of this project otherwise."""
     interval: CheckpointInterval = field(default_factory=CheckpointInterval)
@@ -121,6 +123,12 @@ def default_renderer() -> Renderer:
     """Return the renderer of ``LEARNER_RENDERER``; by default live on a terminal, else a line per epoch."""
     renderer: Renderer = plugins.find("renderer", RENDERER, {})()
     return renderer
+
+
+def read_directory_history(directory: Path) -> History:
+    """Return the epoch values of the log files in *directory*."""
+    history: History = plugins.find("logger", READ_HISTORY, {})(directory)
+    return history
 
 
 def default_metric_loggers(directory: Path) -> dict[Split, list[MetricLogger]]:

@@ -1,5 +1,7 @@
 from .checkpointer import Checkpoint as Checkpoint
+from .checkpointer import CheckpointStorage as CheckpointStorage
 from .checkpointer import FileCheckpointer as FileCheckpointer
+from .checkpointer import StoredCheckpointer as StoredCheckpointer
 from .checkpointer import read_manifest as read_manifest
 from .checkpointer import results_manifest as results_manifest
 from .continuation import Continuation as Continuation

@@ -7,7 +7,7 @@ checkpoint exists if and only if this file does. `stages.runs.file_names` names 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.records import (
@@ -38,7 +38,7 @@ from stages.runs.file_names import (
     trainer_name,
 )
 from stages.runs.manifest import LogLedger, Manifest
-from stages.system.files import UNREADABLE, damage, describe, sync_directory
+from stages.system.files import UNREADABLE, damage, describe, open_atomic, sync_directory
 
 ID = ".id"
 """The end of the path of a parameter's id in a record."""
@@ -175,6 +175,56 @@ class FileCheckpointer:
             path = self.directory / Path(name).name
             if problem := damage(path, written):
                 raise RecordError(f"{path} {problem}")
+
+
+class CheckpointStorage(Protocol):
+    """A place for the files of checkpoints, such as a bucket: named bytes. Burn's custom checkpointers."""
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all files."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of the file *name*."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Store *content* as the file *name*, in place of an earlier one."""
+
+    def remove(self, name: str) -> None:
+        """Remove the file *name*."""
+
+
+class StoredCheckpointer(FileCheckpointer):
+    """The checkpoints in one directory, with a copy of their files in *storage*.
+
+    Files that the directory lacks are read from *storage* first. A trainer record is written last and removed
+    first there too.
+    """
+
+    def __init__(self, directory: Path, recorder: Recorder, storage: CheckpointStorage) -> None:
+        super().__init__(directory, recorder)
+        self._storage = storage
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in sorted(storage.names()):  # the trainer records last
+            if parse_name(name) and not (directory / name).exists():
+                with open_atomic(directory / name) as file:
+                    file.write(storage.read(name))
+
+    def save(self, epoch: int, checkpoint: Checkpoint) -> None:
+        """Write *checkpoint* as that of *epoch*, to the directory and then to the storage."""
+        self._remove(epoch)
+        super().save(epoch, checkpoint)
+        for path in files_of(self.directory, epoch):
+            self._storage.write(path.name, path.read_bytes())
+
+    def delete(self, epoch: int) -> None:
+        """Remove the checkpoint of *epoch*, its trainer record first."""
+        self._remove(epoch)
+        super().delete(epoch)
+
+    def _remove(self, epoch: int) -> None:
+        for name in sorted(self._storage.names(), reverse=True):
+            if (file := parse_name(name)) and file.epoch == epoch:
+                self._storage.remove(name)
 
 
 def _file_of(part: str, files: Manifest) -> tuple[str, Mapping[str, Any]]:

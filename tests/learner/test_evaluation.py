@@ -5,8 +5,9 @@ import pytest
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.learner import EvaluatorBuilder, confusion_cells
+from stages.loggers import ExperimentLog
 from stages.metrics import AccuracyMetric, LossMetric
-from stages.renderers import PlainRenderer
+from stages.renderers import NoRenderer, PlainRenderer
 
 
 @pytest.fixture
@@ -32,6 +33,49 @@ def test_logs_go_to_a_folder_of_the_name_without_epochs(evaluator, tiny, tmp_pat
 
     assert (tmp_path / "test/valid-set/Loss.log").read_text().count("\n") == 2
     assert "| Test (valid-set) | Accuracy |" in capsys.readouterr().out
+
+
+def test_summary_has_all_test_sets_and_the_epochs_of_the_directory(evaluator, tiny, capsys):
+    valid = tiny[1]()[1]
+    capsys.readouterr()
+
+    values = evaluator[0].eval_all([("First", valid), ("second", valid)])
+
+    printed = capsys.readouterr().out
+    assert [*values] == ["First", "second"]
+    assert values["First"] == values["second"]
+    assert printed.count("= Learner Summary =") == 1
+    assert printed.count("| Test (") == 4
+    assert "| Train " in printed
+    assert f"Total Epochs: {evaluator[1].epoch}" in printed
+
+
+class Recorder:
+    """A progress logger and a logger of metrics, which records its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *values: self.calls.append((name, *values))
+
+
+def test_loggers_of_an_evaluation_receive_progress_definitions_and_log_records(train, tiny, tmp_path):
+    learner, progress, logger = train(tmp_path), Recorder(), Recorder()
+    builder = EvaluatorBuilder(tmp_path).metric(LossMetric()).metric_numeric(AccuracyMetric()).device("cpu")
+    builder.with_progress_logger(progress).metric_logger(logger).renderer(NoRenderer())
+    log = ExperimentLog(tmp_path / "evaluation.log")
+
+    values = builder.with_application_logger(lambda: log).build(learner.model).eval("a", tiny[1]()[1])
+
+    assert [*values] == ["Accuracy"]
+    assert [name for name, *_ in progress.calls if name != "log"] == ["start", "step", "step", "close"]
+    definitions = [call[1] for call in logger.calls if call[0] == "log_metric_definition"]
+    assert [(one.name, one.unit, one.better) for one in definitions] == [
+        ("Loss", None, "lowest"),
+        ("Accuracy", "%", "highest"),
+    ]
+    assert (tmp_path / "evaluation.log").exists()
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import torch
 
-from stages.contracts import plugins
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.contracts.printing import print_line
 from stages.learner.model_state import ModelState
-from stages.learner.options import READ_HISTORY, LearnerOptions
+from stages.learner.options import LearnerOptions, read_directory_history
 from stages.learner.resume.warm_start import empty_window, optimizer_file_of, restore_optimizer
 from stages.learner.run_state import history_tree
 from stages.optim import load_burn_schedule
@@ -35,8 +34,7 @@ def read_burn_checkpoint(
     outcomes.append(_restore_schedule(state, checkpointer.directory, epoch))
     print_line(f"resuming after epoch {epoch} of Burn, from {model_file}: {'; '.join(outcomes)}")
     state.epoch = epoch
-    history: History = plugins.find("logger", READ_HISTORY, {})(options.directory)
-    past = History(value for value in history if value.epoch <= epoch)
+    past = History(value for value in read_directory_history(options.directory) if value.epoch <= epoch)
     seed = torch.initial_seed() if options.seed is None else options.seed
     trainer = {"identity": options.identity, "history": history_tree(past), **empty_window(), "seed": seed}
     return state.checkpoint(trainer)
