@@ -23,7 +23,7 @@ PROGRAMS = [
     for each in pages()
     for number, text in enumerate(each.blocks("python"), start=1)
     if each != README
-    and not re.match(r"# (guide|ported|custom|predict)\.py\n", text)  # each has a test below
+    and not re.match(r"# (guide|training|ported|custom|predict)\.py\n", text)  # each has a test below
 ]
 
 
@@ -107,6 +107,31 @@ def test_burn_guide_reaches_96_percent(project):
     )
     weight = read_item(project.folder / "guide/model.mpk.gz")["linear1"]["weight"]
     assert weight["param"].shape == (1024, 512), "Burn's record, with Linear weights as [in, out]"
+
+
+@pytest.mark.parametrize(("epochs", "hidden_size", "accuracy"), [(1, 16, 20), long(20, 512, 96)])
+def test_newest_burn_guide_trains_and_writes_the_files_of_burn_022(
+    epochs, hidden_size, accuracy, monkeypatch, tmp_path, capsys
+):
+    guide, training = (
+        program_named(name, page("stages/learner/from_burn.md")) for name in ("guide.py", "training.py")
+    )
+    (tmp_path / "guide.py").write_text(guide)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("guide", None)
+    training = training.replace("num_epochs=20", f"num_epochs={epochs}")
+    training = training.replace("hidden_size=512", f"hidden_size={hidden_size}")
+
+    exec(training, {"__name__": "__main__"})  # noqa: S102  a page of this project
+
+    printed, folder = capsys.readouterr().out, tmp_path / "training"
+    assert float(re.findall(r"epoch .* valid: Accuracy ([\d.]+)", printed)[-1]) >= accuracy
+    assert "= Learner Summary =" in printed
+    assert read_item(folder / "model.bpk")["linear1"]["weight"]["param"].shape == (1024, hidden_size)
+    saved = {path.name for path in (folder / "checkpoint").glob(f"*-{epochs}.bpk")}
+    assert saved == {f"{part}-{epochs}.bpk" for part in ("model", "optim", "scheduler")}
+    assert (folder / f"train/epoch-{epochs}/Loss.log").read_text().endswith(",final\n")
 
 
 @pytest.mark.long
