@@ -1,5 +1,6 @@
 """A run in a directory in which Burn has trained resumes from its checkpoint, and removes no file of Burn."""
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -127,6 +128,22 @@ class Net(ClassificationStep, torch.nn.Module):
         return self.linear(batch)
 
 
+SAMPLES = json.loads((Path(__file__).parent / "burn_samples.json").read_text())
+"""Samples for both runs, which recorded none: fitted in NumPy, with the formula of Adam, to Burn's losses of
+epochs 11 to 20. Classes 0 and 1 alternate."""
+
+
+def samples(split, count):
+    """Return a batch of *count*, in which the samples of *split* repeat."""
+    rows = torch.tensor(SAMPLES[split])
+    return rows.repeat(count // len(rows), 1), torch.arange(count) % 2
+
+
+def losses(folder, split):
+    paths = [folder / f"{split}/epoch-{epoch}/Loss.log" for epoch in range(11, 21)]
+    return [float(path.read_text().partition(",")[0]) for path in paths]
+
+
 RATES = {"tiny22": lambda: Scheduler(0.1, Linear(final=0.01, num_iters=20)), "tiny21": lambda: 0.1}
 
 
@@ -134,7 +151,7 @@ RATES = {"tiny22": lambda: Scheduler(0.1, Linear(final=0.01, num_iters=20)), "ti
 @pytest.mark.parametrize(
     ("name", "recorder"), [("tiny22", BurnpackRecorder()), ("tiny21", DefaultRecorder())]
 )
-def test_run_of_burn_continues_with_its_rates_and_lines_and_keeps_its_files(name, recorder, tmp_path):
+def test_run_of_burn_continues_to_its_losses_and_keeps_its_files(name, recorder, tmp_path):
     for run_of_burn in ("half", "full"):
         with tarfile.open(RUNS / f"{name}-{run_of_burn}.tar.xz") as archive:
             archive.extractall(tmp_path, filter="data")
@@ -142,7 +159,7 @@ def test_run_of_burn_continues_with_its_rates_and_lines_and_keeps_its_files(name
     before = contents(directory)
     builder = LearnerBuilder(directory).num_epochs(20).devices(["cpu"]).renderer(NoRenderer())
     builder.metrics(AccuracyMetric(), LossMetric()).metric_train_numeric(LearningRateMetric())
-    train, valid = ((torch.randn(count, 4), torch.arange(count) % 2) for count in (640, 200))
+    train, valid = samples("train", 640), samples("valid", 200)
 
     learner = (
         builder.with_file_checkpointer(recorder)
@@ -152,6 +169,8 @@ def test_run_of_burn_continues_with_its_rates_and_lines_and_keeps_its_files(name
     learner.fit([train], [valid])
 
     assert contents(directory).items() >= before.items()
+    for split in ("train", "valid"):
+        assert losses(directory, split) == pytest.approx(losses(full, split), abs=1e-6)
     states = learner.components.state.model.optimizer.state.values()
     assert {int(state["step"]) for state in states} == {20}
     for epoch in range(11, 21):
