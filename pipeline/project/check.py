@@ -369,7 +369,7 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         if isinstance(use := dict(params.build_learner)[part], Use):
             yield f"build_learner.{part}", part, use
     for number, group in enumerate(params.build_learner.parameter_groups):
-        if isinstance(use := optimizers.with_options(params.build_learner.optimizer, group.options), Use):
+        if isinstance(use := group.choose_config(params.build_learner.optimizer), Use):
             yield f"build_learner.parameter_groups.{number}", "optimizer", use
     yield "fit.batcher", "batcher", params.fit.batcher
     for number, augmentation in enumerate(params.fit.augment):

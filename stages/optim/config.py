@@ -324,9 +324,10 @@ NOT_PER_GROUP = ("kind", "clipping", "others")
 
 
 class ParameterGroup(BaseModel):
-    """Options of the optimizer for the parameters that a pattern matches.
+    """Options of the optimizer, or another optimizer, for the parameters that a pattern matches.
 
-    Every key except ``match`` is an option of the optimizer, such as ``learning_rate`` or ``weight_decay``.
+    Every key except ``match`` and ``optimizer`` is an option of the optimizer, such as ``learning_rate`` or
+    ``weight_decay``.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -339,10 +340,30 @@ class ParameterGroup(BaseModel):
     """Regular expressions, each searched for in the names of the parameters; ``biases_and_norms`` matches
     parameters of at most one dimension, and those whose name ends in ``bias``."""
 
+    optimizer: OptimizerConfig | None = Field(default=None, exclude_if=not_)
+    """The optimizer of the group, which then has no options besides; null: that of the other parameters."""
+
     @property
     def options(self) -> dict[str, Any]:
         """The options of the group."""
         return dict(self.model_extra or {})
+
+    def choose_config(self, config: OptimizerConfig) -> OptimizerConfig:
+        """Return the config for the parameters of the group if that of the others is *config*.
+
+        Raises `ParamsError` for options that it cannot have.
+        """
+        if self.optimizer is None:
+            return with_options(config, self.options)
+        for one in (config, self.optimizer):
+            if isinstance(one, Lbfgs):
+                raise ParamsError("lbfgs cannot be combined with another optimizer. Remove the group")
+        if self.options or self.optimizer.clipping is not None:
+            raise ParamsError(
+                "a group with an optimizer has its options there, and the clipping of all gradients is that "
+                f"of build_learner.optimizer. Move or remove {', '.join([*self.options] or ['clipping'])}"
+            )
+        return self.optimizer
 
 
 def with_options(config: OptimizerConfig, options: Mapping[str, Any]) -> OptimizerConfig:
@@ -375,7 +396,7 @@ def check_groups(config: OptimizerConfig, groups: Iterable[ParameterGroup]) -> N
     """Raise `ParamsError` if *config* does not accept the options of one of *groups*."""
     for number, group in enumerate(groups):
         try:
-            with_options(config, group.options)
+            group.choose_config(config)
         except ParamsError as error:
             raise ParamsError(f"parameter_groups.{number}: {error}") from error
 

@@ -69,10 +69,15 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> to
 def build_from_parts(parts: Sequence[Part]) -> torch.optim.Optimizer:
     """Return the optimizer of the first of *parts*, with a group for each part.
 
-    The configs are of one class. The first part may be empty: the rates of the others are ratios to its rate.
+    Parts of other kinds are updated by an optimizer of their own, and `JoinedOptimizer` joins them. The first
+    part may be empty: the rates of the others are ratios to its rate.
     """
+    by_kind: dict[str, list[Part]] = {}
+    for config, members in parts:
+        by_kind.setdefault(config.kind, []).append((config, members))
     with without_dynamo():
-        return _build(parts)
+        built = [_build(of_kind) for of_kind in by_kind.values()]
+    return built[0] if len(built) == 1 else JoinedOptimizer(built)
 
 
 def learning_rate_of(config: OptimizerConfig) -> float:
@@ -167,8 +172,8 @@ def _without_empty(parts: list[Part]) -> list[Part]:
 
 
 def _groups(parts: Sequence[Part]) -> Any:
-    """Return the parameters of one part, or a group with its options for each of several."""
-    if len(parts) == 1:
+    """Return the parameters of one part, or a group with its options for each of several or an empty one."""
+    if len(parts) == 1 and parts[0][1]:
         return parts[0][1]
     return [{"params": members, **_options(config)} for config, members in parts]
 
@@ -181,19 +186,28 @@ def _can_be_fused(parameters: list[Tensor]) -> bool:
     )
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of a model and AdamW for all other parameters, as one optimizer.
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers, each with parameters of its own, as one optimizer.
 
-    *parts*, the PyTorch optimizers, share one state and one list of groups; those of the matrices come first.
+    *parts*, the PyTorch optimizers, share one state and one list of groups, in their order.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self._parts = [(part, len(part.param_groups)) for part in parts]
+        self.parts: list[tuple[torch.optim.Optimizer, int]] = []
+        """Each optimizer with the number of its groups."""
+        for part in parts:
+            joined = part.parts if isinstance(part, JoinedOptimizer) else [(part, len(part.param_groups))]
+            self.parts += joined
         super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def part_of(self, group: Mapping[str, Any]) -> torch.optim.Optimizer:
+        """Return the optimizer that updates the parameters of *group*, one of ``param_groups``."""
+        owners = [part for part, count in self.parts for _ in range(count)]
+        return next(owner for owner, other in zip(owners, self.param_groups, strict=True) if other is group)
 
     def use_burn_axes(self, transposed: Sequence[Tensor]) -> None:
         """Compute the factor of the learning rate from Burn's axes, which the matrices *transposed* lack."""
-        for part, _ in self._parts:
+        for part, _ in self.parts:
             if isinstance(part, MuonOfBurn):
                 part.transposed = transposed
 
@@ -204,11 +218,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         start = 0
-        for part, count in self._parts:
+        for part, count in self.parts:
             part.param_groups, part.state = self.param_groups[start : start + count], self.state
             part.step()
             start += count
         return loss
+
+
+class MuonWithAdamW(JoinedOptimizer):
+    """Muon for the matrices of a model and AdamW for all other parameters; the matrices come first."""
 
 
 def build_class(config: OptimizerUse, parameters: Iterable[Any]) -> torch.optim.Optimizer:

@@ -18,9 +18,8 @@ from stages.optim.config import (
     OptimizerConfig,
     ParameterGroup,
     check_groups,
-    with_options,
 )
-from stages.optim.optimizers import MuonWithAdamW, build_from_parts, build_optimizer
+from stages.optim.optimizers import JoinedOptimizer, build_from_parts, build_optimizer
 
 MAX_LISTED_NAMES = 8
 NORM = r"Norm(\dd)?$"
@@ -38,7 +37,8 @@ class GroupedOptimizer:
         )
 
     A parameter belongs to the first group that matches one of its names; all others have the options of the
-    config. A schedule changes the learning rate of a group in proportion to that of the config.
+    config. A group may have an optimizer of its own, as in ``ParameterGroup(match="fc", optimizer=Muon())``.
+    A schedule changes the learning rate of a group in proportion to that of the config.
     """
 
     config: OptimizerConfig
@@ -77,7 +77,7 @@ def build_model_optimizer(
 
 def _use_burn_axes(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Return *optimizer*; if it is a Muon, it reads the weights of linear layers with Burn's axes."""
-    if isinstance(optimizer, MuonWithAdamW):
+    if isinstance(optimizer, JoinedOptimizer):
         optimizer.use_burn_axes([layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)])
     return optimizer
 
@@ -153,7 +153,7 @@ def _split(
                 f"build_learner.{where}: all parameters that {list(group.match)} match are frozen or in "
                 "earlier groups. Remove the group, or move it up"
             )
-    configs = [with_options(config.config, group.options) for group in config.groups]
+    configs = [group.choose_config(config.config) for group in config.groups]
     return [(config.config, rest), *zip(configs, members, strict=True)]
 
 

@@ -25,7 +25,9 @@ from stages.optim import (
     build_model_optimizer,
     check_groups,
 )
+from stages.optim.burn_optimizers import MuonOfBurn
 from stages.params.build_learner_params import BuildLearnerConfig
+from stages.records import BurnpackRecorder, load_burn_optimizer, optimizer_record, read_item, record_of
 from stages.renderers import NoRenderer
 
 OPTIMIZERS = {
@@ -57,6 +59,11 @@ def grouped(kind, freeze=("^0.weight",)):
     return GroupedOptimizer(OPTIMIZERS[kind], (GROUPS[0], group), freeze)
 
 
+def states_by_path(path):
+    """Return the state of each parameter in the burnpack file at *path*."""
+    return {state.path: state.value.value for state in read_item(path).values()}
+
+
 def run(start, tiny, optimizer, directory, stop_after=None):
     """Train, or resume; *stop_after* is the number of steps after which the run is interrupted."""
     builder = start(directory).checkpoint("auto").summary()
@@ -75,6 +82,74 @@ def test_resumed_run_with_groups_equals_uninterrupted_run(start, tiny, kind, tmp
 
     assert learner.resumed == "in epoch 2, after batch 2 of training"
     assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
+
+
+def joined():
+    own = (
+        ParameterGroup(match=r"^3\.weight", optimizer=Muon(learning_rate=0.02)),
+        ParameterGroup(match=r"^1\.", optimizer=Sgd(learning_rate=0.1, momentum=0.9)),
+        ParameterGroup(match="bias", weight_decay=0.0),
+    )
+    return GroupedOptimizer(AdamW(learning_rate=0.01, weight_decay=0.1), own)
+
+
+def test_groups_with_optimizers_of_their_own_train_as_those_of_torch(start, tiny, tmp_path):
+    learner = run(start, tiny, joined(), tmp_path)
+    model = net()
+    rest = [p for name, p in model.named_parameters() if name in ("0.weight", "4.weight")]
+    biases = [p for name, p in model.named_parameters() if name in ("0.bias", "3.bias", "4.bias")]
+    decays = [{"params": rest}, {"params": biases, "weight_decay": 0.0}]
+    theirs = [
+        torch.optim.AdamW(decays, lr=0.01, eps=1e-5, weight_decay=0.1, fused=True),
+        MuonOfBurn([model[3].weight], lr=0.02, weight_decay=0.0),
+        torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9, dampening=0.1, fused=True),
+    ]
+
+    theirs[1].transposed = [model[3].weight]
+    schedule, train = Scheduler(0.01, Cosine(num_iters=20)), tiny[1]()[0]
+    for epoch in range(1, 4):
+        train.set_epoch(epoch)
+        for batch in train:
+            rate = schedule.step()
+            for parameter, gradient in zip(
+                model.parameters(), model.train_step(batch).gradients, strict=True
+            ):
+                parameter.grad = gradient
+            for optimizer, share in zip(theirs, (1, 2, 10), strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * share
+                optimizer.step()
+
+    torch.testing.assert_close(learner.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_run_with_several_optimizers_resumes_and_writes_the_fields_of_each(start, tiny, tmp_path):
+    run(start, tiny, joined(), tmp_path / "uninterrupted")
+
+    run(start, tiny, joined(), tmp_path / "resumed", stop_after=8)
+    learner = run(start, tiny, joined(), tmp_path / "resumed")
+
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
+    optimizer, model = learner.components.state.model.optimizer, learner.model
+    path = BurnpackRecorder().record(optimizer_record(optimizer, model), tmp_path / "optim")
+    fresh = build_model_optimizer(joined(), net())
+    assert load_burn_optimizer(fresh, model, read_item(path), record_of(model)) == []
+    kinds = {name: {*state["momentum"]} for name, state in states_by_path(path).items()}
+    assert kinds["3.weight"] == kinds["1.gamma"] == {"velocity"}
+    assert kinds["0.weight"] == {"time", "moment_1", "moment_2"}
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"optimizer": Sgd(), "weight_decay": 0.1}, "Move or remove weight_decay"),
+        ({"optimizer": Sgd(clipping={"kind": "norm", "max_norm": 1})}, "Move or remove clipping"),
+        ({"optimizer": Lbfgs()}, "lbfgs cannot be combined with another optimizer"),
+    ],
+)
+def test_group_with_an_optimizer_and_other_options_is_refused(group, message):
+    with pytest.raises(ParamsError, match=message):
+        check_groups(Adam(), [ParameterGroup(match="x", **group)])
 
 
 @pytest.mark.parametrize("fast_path", ["auto", "off"])

@@ -110,6 +110,7 @@ WRONG_VALUES = {
     "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
     "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
 }
+WRONG_VALUES["part or null"] = [value for value in WRONG_VALUES["part"] if value is not None]
 OPTIMIZER = {"learning_rate": "positive", "clipping": "section or null"}
 ADAM = {"beta_1": "decay", "beta_2": "decay", "epsilon": "positive", "amsgrad": "flag"}
 BETAS = {"beta_1": "decay", "beta_2": "decay"}
@@ -405,7 +406,11 @@ PARAMS = [
 ]
 PARTS = [
     ("build_learner.optimizer", {"kind": "nadam"}, OPTIMIZER | {"learning_rate": "positive or null"}),
-    ("build_learner.parameter_groups.0", {"match": "x"}, {"match": "one or more patterns"}),
+    (
+        "build_learner.parameter_groups.0",
+        {"match": "x"},
+        {"match": "one or more patterns", "optimizer": "part or null"},
+    ),
     ("build_learner.schedule", {"kind": "reduce_on_plateau"}, {"monitor": "text or null"}),
     ("build_learner.schedule", {"kind": "one_cycle", "per": "batch"}, {"per": "choice or null"}),
 ]

@@ -73,7 +73,8 @@ def load_burn_optimizer(
     states: list[dict[str, Any]] = []
     without, read = [], 0
     for group, parameter in members(optimizer):
-        if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
+        form = form_of_group(optimizer, group)
+        if form is SGD and not group["momentum"]:
             states.append({})
             continue
         own_slots = places.get(id(parameter), ())
@@ -83,7 +84,6 @@ def load_burn_optimizer(
             states.append(dict(optimizer.state.get(parameter, {})))
             continue
         read += 1
-        form = form_of_group(optimizer, group)
         new = _initial_state(form, group, parameter)
         saved = read_state(form, nodes, parameter, source)
         if VELOCITY in saved:

@@ -60,7 +60,7 @@ EXACT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def form_of(optimizer: torch.optim.Optimizer) -> Tree:
-    """Return Burn's form of *optimizer*'s state; None if Burn has no such optimizer, and for Muon."""
+    """Return Burn's form of *optimizer*'s state; None if Burn has no such optimizer, or if it has several."""
     if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
         return None
     forms = (form for kind, form in FORMS if isinstance(optimizer, kind))
@@ -68,14 +68,15 @@ def form_of(optimizer: torch.optim.Optimizer) -> Tree:
 
 
 def form_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Tree:
-    """Return Burn's form of the state of the parameters in *group*; None if Burn has no such optimizer.
+    """Return Burn's form of the state of the parameters in *group*; None if Burn has no such optimizer."""
+    return MUON if is_muon(group) else form_of(part_of(optimizer, group))
 
-    The groups of a Muon that are not its own are those of AdamW.
-    """
-    form = form_of(optimizer)
-    if form is not None or not any(map(is_muon, optimizer.param_groups)):
-        return form
-    return MUON if is_muon(group) else ADAM
+
+def part_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """Return the optimizer of the parameters of *group*: one of several if *optimizer* joins them."""
+    find = getattr(optimizer, "part_of", None)
+    part: torch.optim.Optimizer = optimizer if find is None else find(group)
+    return part
 
 
 def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]:

@@ -19,9 +19,9 @@ from stages.records.torch_optimizers.burn_state import (
     exact_entries,
     form_of,
     form_of_group,
-    is_muon,
     members,
     options_of,
+    part_of,
     read_state,
     record_state,
     slots_by_parameter,
@@ -38,7 +38,8 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
     """Return Burn's record of *optimizer*: a map from the ids of *module*'s parameters to their states.
 
     L-BFGS has a single state for all parameters. Parameters without state have no entry; a tied parameter has
-    one for each of its slots. Of a Muon, only files of Burn 0.22 have the entries that AdamW trains.
+    one for each of its slots. Only files of Burn 0.22 have the entries of further optimizers, as of
+    the AdamW beside a Muon.
 
     Args:
         optimizer: The optimizer to record.
@@ -53,7 +54,7 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
     tree = skeleton_of(module) if skeleton is None else skeleton
     places, steps = slots_by_parameter(module, tree), count_steps(optimizer.state)
     paths = {slot.id: path for path, slot in slots(tree)}
-    has_muon = any(map(is_muon, optimizer.param_groups))
+    first = part_of(optimizer, optimizer.param_groups[0])
     record = Map()
     for group, parameter in members(optimizer):
         form = form_of_group(optimizer, group)
@@ -63,7 +64,7 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
             entries, count = optimizer.state.get(parameter, {}), steps.get(parameter)
             state = record_state(form, entries, (group, parameter), slot, steps=count)
             if state is not None:
-                is_of_group = has_muon and not is_muon(group)
+                is_of_group = part_of(optimizer, group) is not first
                 record[slot.id] = ParameterState("V1", 0, state, paths[slot.id], is_of_group)
     return record
 
