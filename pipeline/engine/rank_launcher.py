@@ -1,4 +1,4 @@
-"""The launcher of ranks: one process for each device of a run, started through torch's elastic agent.
+"""The launcher of ranks: one process for each device of a run.
 
 torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...) is set in each process. The launcher has no
 transport of its own and reads no checkpoint: the ranks agree on the step at which they stop, and save. The
@@ -7,15 +7,29 @@ run of `fit` is displayed from the heartbeat and the logs in its store.
 
 import logging
 import os
+import select
+import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TextIO
 
-from pipeline.engine.rank_process import build_failure, build_interruption, find_failure, find_stop, log_of
+from pipeline.engine.error_reports import read_report
+from pipeline.engine.rank_process import (
+    RankExit,
+    build_failure,
+    build_interruption,
+    find_failure,
+    find_stop,
+    log_of,
+    report_of,
+)
 from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
 from stages.contracts.events import Interrupter, Progress, Renderer, Shown
@@ -27,14 +41,18 @@ from stages.params.fit_params import FitConfig
 from stages.runs.heartbeat import read_beat
 from stages.runs.layout import ranks_of
 from stages.system.processes import ProcessIdentity, module_command
+from stages.system.worker_signals import block_signals
 
 log = logging.getLogger(__name__)
-AGENT_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")
-POLL_SECONDS = 0.1
+LOOPBACK = "127.0.0.1"
+GRACE_SECONDS = 5.0
+"""Time between SIGTERM and SIGKILL for the other ranks after one has failed; most hang in a collective."""
+LOST_SECONDS = 3.0
+"""Time for the rank that failed to report its error, if another one has lost the connection to it."""
+POLL_MILLISECONDS = 100
 COPY_SECONDS = 0.5
 KILL_SECONDS = 10.0
 """Limit for killed ranks to exit; a process in an uninterruptible system call exits later."""
-_SILENT = logging.NullHandler()
 INTERVAL_SECONDS = 1.0
 """Time between two readings of the heartbeat."""
 
@@ -88,31 +106,108 @@ def _run_group(
     start = module_command(
         "pipeline.engine.rank_process", str(os.getpid()), str(folder.absolute()), first, *command
     )
-    with _without_logs_of_torch(), _copy_text(log_of(folder, 0), output):
-        agent = import_module("pipeline.engine.rank_agent").RankAgent(start, len(devices), folder)
-        _run(agent, interrupter)
-    if agent.error:
-        raise StageError(f"the ranks could not be started: {agent.error}") from agent.error
-    if failed := find_failure(agent.exits):
+    with _copy_text(log_of(folder, 0), output):
+        ranks = _Ranks(start, len(devices), folder)
+        ranks.run(interrupter)
+    if failed := find_failure(ranks.exits):
         raise build_failure(failed, devices[failed.rank], folder)
-    if stopped := find_stop(agent.exits):
+    if stopped := find_stop(ranks.exits):
         raise build_interruption(stopped)
 
 
-def _run(agent: Any, interrupter: Interrupter) -> None:
-    """Run *agent* in a thread of its own, and forward a stop. An exception in the wait kills the ranks."""
-    thread = threading.Thread(target=agent.run_ranks, name="ranks", daemon=True)
-    try:
-        if interrupter.should_stop():  # the first call: from now on, signals are left to this function
-            agent.stop_ranks()
-        thread.start()
-        while thread.is_alive():
-            thread.join(POLL_SECONDS)
-            if interrupter.should_stop():
-                agent.stop_ranks()
-    finally:
-        agent.kill_ranks()
-        thread.join(KILL_SECONDS)
+def open_local_store() -> Any:
+    """Return a store of torch, to which ranks connect, on a free port of the loopback interface.
+
+    Torch ignores the address of a store and listens on all interfaces, unless it gets an open socket.
+    """
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        handle = listener.detach()  # the store closes it
+    store: Any = import_module("torch.distributed").TCPStore
+    return store(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=handle)
+
+
+class _Ranks:
+    """The processes of the ranks, each of which leads a process group.
+
+    Ranks that save have the time they need, and after a failure the others are ended soon. torchrun ends all
+    ranks as soon as one exits with a code other than 0, and kills them 30 s later.
+    """
+
+    def __init__(self, command: Sequence[str], count: int, folder: Path) -> None:
+        self.exits: list[RankExit] = []
+        """The exits of the ranks, in their order."""
+        self._command, self._count, self._folder = command, count, folder
+        self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        """By file descriptor: rank and process."""
+        self._sent: set[int] = set()
+        self._deadline: float | None = None
+
+    def run(self, interrupter: Interrupter) -> None:
+        """Run the ranks until all have exited; a stop is sent to them once. An exception kills them."""
+        store = open_local_store()
+        interrupter.should_stop()  # the first call: from now on a signal only sets the flag
+        try:
+            self._start(store.port)
+            while self._running:
+                self._record_exits()
+                self._send_signals(is_stopped=interrupter.should_stop())
+        except OSError as error:
+            raise StageError(f"the ranks could not be started: {error}") from error
+        finally:
+            self._send(SIGKILL)
+            for handle, (_, process) in self._running.items():
+                os.close(handle)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(KILL_SECONDS)
+
+    def _start(self, port: int) -> None:
+        variables = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as in torchrun, unless it is set
+            **os.environ,
+            "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._count),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 opens no store of its own
+        }
+        for rank in range(self._count):
+            numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with block_signals(SIGTERM):  # the ranks inherit it: see `accept_termination`
+                process = subprocess.Popen(  # noqa: S603  no shell
+                    self._command, env=variables | numbers, start_new_session=True
+                )
+            self._running[os.pidfd_open(process.pid)] = rank, process
+
+    def _record_exits(self) -> None:
+        """Record the ranks that have exited, after a short wait if all run."""
+        poll = select.poll()
+        for handle in self._running:
+            poll.register(handle, select.POLLIN)
+        for handle, _ in poll.poll(POLL_MILLISECONDS):
+            now, (rank, process) = time.monotonic(), self._running.pop(handle)
+            os.close(handle)
+            report = read_report(report_of(self._folder, rank))
+            self.exits.append(RankExit(rank, process.wait(), now, report, frozenset(self._sent)))
+
+    def _send_signals(self, *, is_stopped: bool) -> None:
+        """Send the signals that are due to the ranks that run."""
+        failed = [exited for exited in self.exits if exited.has_failed]
+        if self._deadline is None and failed:
+            waits = LOST_SECONDS if all(exited.is_lost for exited in failed) else 0.0
+            if time.monotonic() >= failed[0].seconds + waits:
+                self._deadline = time.monotonic() + GRACE_SECONDS
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._send(SIGKILL)
+        elif SIGTERM not in self._sent and (is_stopped or self._deadline is not None):
+            self._send(SIGTERM)
+
+    def _send(self, number: Signals) -> None:
+        """Send signal *number* to the ranks that run, and SIGKILL to the processes that they started too."""
+        self._sent.add(number)
+        for _, process in self._running.values():
+            with suppress(ProcessLookupError):
+                (os.killpg if number == SIGKILL else os.kill)(process.pid, number)
 
 
 def _empty(folder: Path) -> None:
@@ -145,22 +240,6 @@ def _copy_text(log: Path, output: TextIO | None) -> Iterator[None]:
     finally:
         has_ended.set()
         thread.join()
-
-
-@contextmanager
-def _without_logs_of_torch() -> Iterator[None]:
-    """Keep the log records of the agent, about signals and exit codes, from the handlers of this process."""
-    loggers = [logging.getLogger(name) for name in AGENT_LOGGERS]
-    before = [logger.propagate for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(_SILENT)  # without any handler, Python would print warnings
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger, propagate in zip(loggers, before, strict=True):
-            logger.removeHandler(_SILENT)
-            logger.propagate = propagate
 
 
 def needs_launch(config: FitConfig) -> bool:

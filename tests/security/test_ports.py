@@ -7,8 +7,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from pipeline.comparison.watch import build_server
-from pipeline.engine.rank_agent import open_local_store
-from pipeline.engine.rank_launcher import run_ranks
+from pipeline.engine.rank_launcher import open_local_store, run_ranks
 from pipeline.sweep.executors import build_executor
 from stages.contracts.events import Interrupter
 

@@ -80,7 +80,7 @@ TESTS = {
 """File to the beginning of each sentence of the page and the test that it has there."""
 LISTENERS = {
     "pipeline/comparison/watch.py": {"ThreadingHTTPServer"},
-    "pipeline/engine/rank_agent.py": {"TCPStore", "create_server"},
+    "pipeline/engine/rank_launcher.py": {"TCPStore", "create_server"},
     "pipeline/sweep/executors.py": {"LocalCluster"},
 }
 """The modules that open ports, and the names with which they do."""

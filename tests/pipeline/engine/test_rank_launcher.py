@@ -82,7 +82,7 @@ def failure(*parts, **options):
 @pytest.fixture
 def _short_grace(monkeypatch):
     """Have ranks that do not end killed soon."""
-    monkeypatch.setattr("pipeline.engine.rank_agent.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("pipeline.engine.rank_launcher.GRACE_SECONDS", 0.1)
 
 
 def pids():
