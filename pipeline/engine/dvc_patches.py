@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dvc.output
-import dvc.stage.cache
-import dvc.stage.run
 from dvc.dvcfile import Lockfile
 from dvc.env import DVC_ROOT, DVC_STAGE
-from dvc.fs import LocalFileSystem
 from dvc.output import Output
-from dvc.stage import Stage
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.project.revisions.dvc_checks import (
@@ -31,91 +26,7 @@ from pipeline.project.revisions.dvc_checks import (
 )
 from stages.contracts.errors import StageFailedError
 from stages.system.files import raise_unless_missing
-from stages.system.patches import Patch, check_patches
-
-SUPPORTED = "3.67.1"
-PATCHES: tuple[Patch, ...] = (
-    Patch(
-        "dvc.stage.run:cmd_run",
-        "DVC runs a stage only as a command in a shell, and the flow calls a function in its own process",
-        "(stage, dry=False, run_env=None)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.stage:Stage.outs_cached",
-        "DVC reuses cached outputs after a look at their size and time; the replacement reads their content",
-        "(self)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.output:Output.commit",
-        "DVC does not copy an output over a cached file of that name, even if the cached file is damaged",
-        "(self, filter_info=None, relink=True)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.output:otransfer",
-        "DVC records outputs although a file of them could not be written to the cache",
-        None,
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.stage.cache:StageCache._load_cache",
-        "DVC does not compare an entry of the run-cache with the hash that names it",
-        "(self, key, value)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.dvcfile:Lockfile.dump_stages",
-        "DVC parses and writes dvc.lock again after each stage; a point of a sweep writes it once",
-        "(self, stages, **kwargs)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc_objects.fs.local:FsspecLocalFileSystem.walk",
-        "DVC records a folder that cannot be listed as an empty one",
-        "(self, path, maxdepth=None, topdown=True, detail=False, **kwargs)",
-        SUPPORTED,
-    ),
-    *CHECKS,
-    Patch(
-        "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
-        "Only called, not replaced: the metrics, params and plots that an experiment has",
-        "(repo)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.stage.utils:_get_stage_files",
-        "Only called, not replaced: the files of a stage that git tracks",
-        "(stage)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.stage.cache:_get_cache_hash",
-        "Only called, not replaced: it is the hash that names an entry of the run-cache",
-        "(cache, key=False)",
-        SUPPORTED,
-    ),
-)
-
-
-@functools.cache
-def apply() -> None:
-    """Replace the names in `PATCHES` in this process; a second call has no effect.
-
-    Raises `StageError` if a name does not match the installed DVC. Then no name is replaced.
-    """
-    check_patches(PATCHES)
-    dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)
-    Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
-    Output.commit = _verify_before_commit(Output.commit)
-    dvc.output.otransfer = _raise_on_failure(dvc.output.otransfer)
-    files: Any = type(LocalFileSystem().fs)
-    files.walk = _list_or_raise(files.walk)
-    Lockfile.dump_stages = _collect_stages(Lockfile.dump_stages)
-    apply_checks()
-    cache = dvc.stage.cache.StageCache
-    cache._load_cache = _verify_entry(cache._load_cache)  # noqa: SLF001
+from stages.system.patches import Patch, check_patches, replace_names
 
 
 @dataclass
@@ -154,24 +65,20 @@ def replace_command(call: StageCall) -> Iterator[None]:
         _call.reset(token)
 
 
-def _call_function(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def cmd_run(stage: Any, dry: bool = False, run_env: Any = None) -> None:  # noqa: FBT001, FBT002  DVC's signature
-        call = _call.get()
-        if call is None or dry:
-            original(stage, dry=dry, run_env=run_env)
-            return
-        call.has_started = True
-        variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
-        with _environment(variables), call.signals.delivery():
-            if call.announce:
-                call.announce(stage)
-            if call.replaces(stage):
-                call.function(stage.name)
-            else:
-                original(stage, run_env=run_env)
-
-    return cmd_run
+def _call_function(original: Any, stage: Any, dry: bool = False, run_env: Any = None) -> None:  # noqa: FBT001, FBT002  DVC's signature
+    call = _call.get()
+    if call is None or dry:
+        original(stage, dry=dry, run_env=run_env)
+        return
+    call.has_started = True
+    variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
+    with _environment(variables), call.signals.delivery():
+        if call.announce:
+            call.announce(stage)
+        if call.replaces(stage):
+            call.function(stage.name)
+        else:
+            original(stage, run_env=run_env)
 
 
 _unwritten: ContextVar[dict[Lockfile, list[Any]] | None] = ContextVar("unwritten", default=None)
@@ -190,16 +97,12 @@ def write_lockfiles_once() -> Iterator[None]:
         lockfile.dump_stages(stages)
 
 
-def _collect_stages(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def dump_stages(lockfile: Lockfile, stages: list[Any], **options: Any) -> None:
-        unwritten = _unwritten.get()
-        if unwritten is None or options:
-            original(lockfile, stages, **options)
-        else:
-            unwritten.setdefault(lockfile, []).extend(stages)
-
-    return dump_stages
+def _collect_stages(original: Any, lockfile: Lockfile, stages: list[Any], **options: Any) -> None:
+    unwritten = _unwritten.get()
+    if unwritten is None or options:
+        original(lockfile, stages, **options)
+    else:
+        unwritten.setdefault(lockfile, []).extend(stages)
 
 
 @contextmanager
@@ -217,71 +120,135 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _list_or_raise(original: Callable[..., Any]) -> Callable[..., Iterator[tuple[str, Any, Any]]]:
-    @functools.wraps(original)
-    def walk(
-        system: Any,
-        path: str,
-        maxdepth: int | None = None,  # noqa: ARG001  DVC ignores it as well
-        *,
-        topdown: bool = True,
-        detail: bool = False,
-        **_options: Any,
-    ) -> Iterator[tuple[str, Any, Any]]:
-        for root, folders, files in os.walk(path, topdown=topdown, onerror=raise_unless_missing):
-            if not detail:
-                yield os.path.normpath(root), folders, files
-                continue
-            described: list[dict[str, Any]] = [
-                {name: system.info(f"{root}{os.sep}{name}") for name in names} for names in (folders, files)
-            ]
-            yield os.path.normpath(root), described[0], described[1]
-            folders[:] = described[0]
-
-    return walk
+def _list_or_raise(
+    _original: Any,
+    system: Any,
+    path: str,
+    *_: Any,
+    topdown: bool = True,
+    detail: bool = False,
+    **_options: Any,
+) -> Iterator[tuple[str, Any, Any]]:
+    for root, folders, files in os.walk(path, topdown=topdown, onerror=raise_unless_missing):
+        if not detail:
+            yield os.path.normpath(root), folders, files
+            continue
+        described: list[dict[str, Any]] = [
+            {name: system.info(f"{root}{os.sep}{name}") for name in names} for names in (folders, files)
+        ]
+        yield os.path.normpath(root), described[0], described[1]
+        folders[:] = described[0]
 
 
-def _verify_cached_outputs(original: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    @functools.wraps(original)
-    def outs_cached(stage: Any) -> bool:
-        for output in stage.outs:
-            remove_damaged_output(output)
-        return bool(original(stage))
-
-    return outs_cached
-
-
-def _verify_before_commit(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def commit(output: Output, *arguments: Any, **options: Any) -> None:
+def _verify_cached_outputs(original: Any, stage: Any) -> bool:
+    for output in stage.outs:
         remove_damaged_output(output)
-        original(output, *arguments, **options)
-
-    return commit
+    return bool(original(stage))
 
 
-def _raise_on_failure(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def transfer(src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
-        result = original(src, dest, *arguments, **options)
-        if result.failed:
-            raise StageFailedError(
-                f"{len(result.failed)} of the files are not copied to DVC's cache {dest.path} (see above). "
-                "Check its disk and its permissions, and run the same command again"
-            )
-        return result
-
-    return transfer
+def _verify_before_commit(original: Any, output: Output, *arguments: Any, **options: Any) -> None:
+    remove_damaged_output(output)
+    original(output, *arguments, **options)
 
 
-def _verify_entry(original: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:
-    @functools.wraps(original)
-    def _load_cache(cache: Any, key: str, value: str) -> Any:
-        entry = Path(cache.cache_dir, key[:2], key, value)
-        if value.endswith(".tmp"):  # another DVC process is writing the entry, or was killed
-            return None
-        if entry.exists() and is_damaged_entry(entry):
-            remove_from_cache(entry, Path(cache.cache_dir))
-        return original(cache, key, value)
+def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
+    result = original(src, dest, *arguments, **options)
+    if result.failed:
+        raise StageFailedError(
+            f"{len(result.failed)} of the files are not copied to DVC's cache {dest.path} (see above). "
+            "Check its disk and its permissions, and run the same command again"
+        )
+    return result
 
-    return _load_cache
+
+def _verify_entry(original: Any, cache: Any, key: str, value: str) -> Any:
+    entry = Path(cache.cache_dir, key[:2], key, value)
+    if value.endswith(".tmp"):  # another DVC process is writing the entry, or was killed
+        return None
+    if entry.exists() and is_damaged_entry(entry):
+        remove_from_cache(entry, Path(cache.cache_dir))
+    return original(cache, key, value)
+
+
+SUPPORTED = "3.67.1"
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "dvc.stage.run:cmd_run",
+        "DVC runs a stage only as a command in a shell, and the flow calls a function in its own process",
+        "(stage, dry=False, run_env=None)",
+        SUPPORTED,
+        _call_function,
+    ),
+    Patch(
+        "dvc.stage:Stage.outs_cached",
+        "DVC reuses cached outputs after a look at their size and time; the replacement reads their content",
+        "(self)",
+        SUPPORTED,
+        _verify_cached_outputs,
+    ),
+    Patch(
+        "dvc.output:Output.commit",
+        "DVC does not copy an output over a cached file of that name, even if the cached file is damaged",
+        "(self, filter_info=None, relink=True)",
+        SUPPORTED,
+        _verify_before_commit,
+    ),
+    Patch(
+        "dvc.output:otransfer",
+        "DVC records outputs although a file of them could not be written to the cache",
+        None,
+        SUPPORTED,
+        _raise_on_failure,
+    ),
+    Patch(
+        "dvc.stage.cache:StageCache._load_cache",
+        "DVC does not compare an entry of the run-cache with the hash that names it",
+        "(self, key, value)",
+        SUPPORTED,
+        _verify_entry,
+    ),
+    Patch(
+        "dvc.dvcfile:Lockfile.dump_stages",
+        "DVC parses and writes dvc.lock again after each stage; a point of a sweep writes it once",
+        "(self, stages, **kwargs)",
+        SUPPORTED,
+        _collect_stages,
+    ),
+    Patch(
+        "dvc_objects.fs.local:FsspecLocalFileSystem.walk",
+        "DVC records a folder that cannot be listed as an empty one",
+        "(self, path, maxdepth=None, topdown=True, detail=False, **kwargs)",
+        SUPPORTED,
+        _list_or_raise,
+    ),
+    *CHECKS,
+    Patch(
+        "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
+        "Only called, not replaced: the metrics, params and plots that an experiment has",
+        "(repo)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage.utils:_get_stage_files",
+        "Only called, not replaced: the files of a stage that git tracks",
+        "(stage)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage.cache:_get_cache_hash",
+        "Only called, not replaced: it is the hash that names an entry of the run-cache",
+        "(cache, key=False)",
+        SUPPORTED,
+    ),
+)
+
+
+@functools.cache
+def apply() -> None:
+    """Replace the names in `PATCHES` in this process; a second call has no effect.
+
+    Raises `StageError` if a name does not match the installed DVC. Then no name is replaced.
+    """
+    check_patches(PATCHES)
+    apply_checks()
+    replace_names(patch for patch in PATCHES if patch not in CHECKS)

@@ -33,13 +33,8 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-import prefect.flow_engine
-from prefect._internal import control_listener, observers
-from prefect._internal.concurrency.services import _QueueServiceBase
 from prefect.client.schemas.objects import State
 from prefect.logging import get_logger
-from prefect.logging.handlers import APILogWorker
-from prefect.runner import _scheduled_run_poller
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.flows.artifacts import API_ERRORS
@@ -54,70 +49,181 @@ from pipeline.flows.server_outage import (
     wait_for_server,
 )
 from stages.contracts.printing import print_error
-from stages.system.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches, replace_names
 
-SUPPORTED = ">=3.8.8,<3.10"
-LEASE_KEEPER = "maintain_concurrency_lease"
-PROPOSE = "propose_state_sync"
-SEND = "_handle_batch"
-COMMIT = "commit_control_intent_and_ack"
-LOOP = "critical_service_loop"
-CONSUME = "_consume_events"
 CHECKS = {
     "FlowRunCancellingObserver": "_check_for_cancelled_flow_runs",
     "FlowRunSuspendingObserver": "_check_for_suspended_flow_runs",
 }
 """The method of each of Prefect's observers that asks for what no event has reported."""
-DRAIN = "drain"
+
+
+def _continue_without_lease(
+    original: Any, lease: UUID, seconds: float, **options: Any
+) -> AbstractContextManager[None]:
+    keeper: AbstractContextManager[None] = original(
+        lease, seconds, **(options | {"raise_on_lease_renewal_failure": False})
+    )
+    return keeper
+
+
+def _note_unsent_end(
+    original: Any, client: object, state: State[Any], flow_run_id: UUID, *force: bool, **options: bool
+) -> State[Any]:
+    def propose() -> State[Any]:
+        proposed: State[Any] = original(client, state, flow_run_id, *force, **options)
+        return proposed
+
+    if not state.is_final():
+        return propose()
+    try:
+        if wait_for_server(outage_seconds(), _warn):
+            return propose()
+    except API_ERRORS as error:
+        if is_refusal(error):
+            raise
+        _warn(f"the next run in this folder reports the end of this one: {summarize(error)}")
+    note_end(flow_run_id, state)
+    if RUN_VARIABLE in os.environ:
+        exit_with_outage()
+    return state
+
+
+def _warn(message: str) -> None:
+    """Print *message*: a logger of Prefect needs the context of the run, which has ended."""
+    print_error(f"warning: {message}")
+
+
+def _commit_while_deferred(
+    original: Any,
+    commit_intent: Callable[[], None],
+    clear_intent: Callable[[], None],
+    send_ack: Callable[[], None],
+    *trigger_cancel: Any,
+    **options: Any,
+) -> bool:
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    if not isinstance(getattr(handler, "__self__", None), DeferredSignals):
+        return bool(original(commit_intent, clear_intent, send_ack, *trigger_cancel, **options))
+    commit_intent()  # as Prefect does if its own handler is installed
+    try:
+        send_ack()
+    except OSError:
+        clear_intent()
+        return False
+    return True
+
+
+async def _outlive_outages(
+    original: Any, workload: Callable[[], Coroutine[Any, Any, Any]], *arguments: Any, **options: Any
+) -> None:
+    logger = get_logger("runner")
+    is_responding = True
+
+    async def work() -> None:
+        nonlocal is_responding
+        try:
+            await workload()
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: the response is not that of Prefect
+            if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
+                raise
+            if is_responding:
+                logger.warning("waiting for the Prefect server: %s", str(error).split("\n")[0] or repr(error))
+            is_responding = False
+        else:
+            if not is_responding:
+                logger.warning("the Prefect server responds again")
+            is_responding = True
+
+    await original(work, *arguments, **options)
+
+
+async def _connect_again(original: Any, observer: Any) -> None:
+    async def receive() -> None:
+        with suppress(Exception):
+            await original(observer)
+
+    check = getattr(observer, CHECKS[type(observer).__name__])
+    events = asyncio.ensure_future(receive())
+    try:
+        while True:
+            await asyncio.sleep(observer.polling_interval)
+            if events.done():
+                events = asyncio.ensure_future(receive())
+            with suppress(Exception):
+                await check()  # an event of the time before a connection may be missing
+    finally:
+        events.cancel()
+
+
+async def _send_quietly(_original: Any, worker: Any, items: list[dict[str, Any]]) -> None:
+    with suppress(Exception):  # Prefect's own method catches all, and prints them
+        await vars(worker)["_client"].create_logs(items)
+
+
+def _skip_useless_drain(original: Any, service: Any, *arguments: Any, **options: Any) -> Any:
+    state = vars(service)
+    is_reset = state["_stopped"] and state["_done_event"] is None
+    return False if is_reset or has_given_up() else original(service, *arguments, **options)
+
+
+SUPPORTED = ">=3.8.8,<3.10"
 PATCHES: tuple[Patch, ...] = (
     Patch(
-        f"prefect.flow_engine:{LEASE_KEEPER}",
+        "prefect.flow_engine:maintain_concurrency_lease",
         "Prefect ends a run if its concurrency slot cannot be renewed, and has no setting to let it continue",
         "(lease_id, lease_duration, raise_on_lease_renewal_failure=False, suppress_warnings=False)",
         SUPPORTED,
+        _continue_without_lease,
     ),
     Patch(
-        f"prefect.flow_engine:{PROPOSE}",
+        "prefect.flow_engine:propose_state_sync",
         "Prefect ends a run with an error if its final state cannot be reported",
         "(client, state, flow_run_id, force=False)",
         SUPPORTED,
+        _note_unsent_end,
     ),
     Patch(
-        f"prefect._internal.control_listener:{COMMIT}",
+        "prefect._internal.control_listener:commit_control_intent_and_ack",
         "Prefect accepts a cancellation only while its own handler of SIGTERM is installed",
         "(commit_intent, clear_intent, send_ack, trigger_cancel=None)",
         SUPPORTED,
+        _commit_while_deferred,
     ),
     *(
         Patch(
-            f"{module}:{LOOP}",
+            f"{module}:critical_service_loop",
             "Prefect's runner exits, or receives no cancellation any more, after three failed polls",
             "(workload, interval, memory=10, consecutive=3, backoff=1, printer=<built-in function print>, "
             "run_once=False, jitter_range=None)",
             SUPPORTED,
+            _outlive_outages,
         )
         for module in ("prefect.runner._scheduled_run_poller", "prefect._internal.observers")
     ),
     *(
         Patch(
-            f"prefect._internal.observers:{observer}.{CONSUME}",
+            f"prefect._internal.observers:{observer}._consume_events",
             "Prefect's runner receives no cancellation after the server has closed the connection",
             "(self)",
             SUPPORTED,
+            _connect_again,
         )
         for observer in CHECKS
     ),
     Patch(
-        f"prefect.logging.handlers:APILogWorker.{SEND}",
+        "prefect.logging.handlers:APILogWorker._handle_batch",
         "Prefect prints an error for each batch of logs that the server does not accept",
         "(self, items)",
         SUPPORTED,
+        _send_quietly,
     ),
     Patch(
-        f"prefect._internal.concurrency.services:_QueueServiceBase.{DRAIN}",
+        "prefect._internal.concurrency.services:_QueueServiceBase.drain",
         "Prefect's services fail at the exit of a forked process, such as a worker of a DataLoader",
         "(self, at_exit=False)",
         SUPPORTED,
+        _skip_useless_drain,
     ),
 )
 
@@ -129,146 +235,4 @@ def apply() -> None:
     Raises `StageError` if a name does not match the installed Prefect. Then no name is replaced.
     """
     check_patches(PATCHES)
-    replacements: tuple[tuple[object, str, Callable[[Any], Any]], ...] = (
-        (prefect.flow_engine, LEASE_KEEPER, _continue_without_lease),
-        (prefect.flow_engine, PROPOSE, _note_unsent_end),
-        (control_listener, COMMIT, _commit_while_deferred),
-        (_scheduled_run_poller, LOOP, _outlive_outages),
-        (observers, LOOP, _outlive_outages),
-        (observers.FlowRunCancellingObserver, CONSUME, _connect_again),
-        (observers.FlowRunSuspendingObserver, CONSUME, _connect_again),
-        (APILogWorker, SEND, _send_quietly),
-        (_QueueServiceBase, DRAIN, _skip_useless_drain),
-    )
-    for owner, name, replace in replacements:
-        setattr(owner, name, replace(getattr(owner, name)))
-
-
-def _continue_without_lease(
-    original: Callable[..., AbstractContextManager[None]],
-) -> Callable[..., AbstractContextManager[None]]:
-    @functools.wraps(original)
-    def maintain(lease: UUID, seconds: float, **options: Any) -> AbstractContextManager[None]:
-        return original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False}))
-
-    return maintain
-
-
-def _note_unsent_end(original: Callable[..., State[Any]]) -> Callable[..., State[Any]]:
-    @functools.wraps(original)
-    def propose(client: object, state: State[Any], flow_run_id: UUID, force: bool = False) -> State[Any]:  # noqa: FBT001, FBT002  Prefect's signature
-        if not state.is_final():
-            return original(client, state, flow_run_id, force)
-        try:
-            if wait_for_server(outage_seconds(), _warn):
-                return original(client, state, flow_run_id, force)
-        except API_ERRORS as error:
-            if is_refusal(error):
-                raise
-            _warn(f"the next run in this folder reports the end of this one: {summarize(error)}")
-        note_end(flow_run_id, state)
-        if RUN_VARIABLE in os.environ:
-            exit_with_outage()
-        return state
-
-    return propose
-
-
-def _warn(message: str) -> None:
-    """Print *message*: a logger of Prefect needs the context of the run, which has ended."""
-    print_error(f"warning: {message}")
-
-
-def _commit_while_deferred(original: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def commit(
-        commit_intent: Callable[[], None],
-        clear_intent: Callable[[], None],
-        send_ack: Callable[[], None],
-        trigger_cancel: Callable[[], None] | None = None,
-    ) -> bool:
-        handler: Any = signal.getsignal(signal.SIGTERM)
-        if not isinstance(getattr(handler, "__self__", None), DeferredSignals):
-            return original(commit_intent, clear_intent, send_ack, trigger_cancel)
-        commit_intent()  # as Prefect does if its own handler is installed
-        try:
-            send_ack()
-        except OSError:
-            clear_intent()
-            return False
-        return True
-
-    return commit
-
-
-def _outlive_outages(
-    original: Callable[..., Coroutine[Any, Any, None]],
-) -> Callable[..., Coroutine[Any, Any, None]]:
-    @functools.wraps(original)
-    async def loop(workload: Callable[[], Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> None:
-        logger = get_logger("runner")
-        is_responding = True
-
-        async def work() -> None:
-            nonlocal is_responding
-            try:
-                await workload()
-            except (httpx.HTTPError, ValueError) as error:  # ValueError: the response is not that of Prefect
-                if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
-                    raise
-                if is_responding:
-                    logger.warning(
-                        "waiting for the Prefect server: %s", str(error).split("\n")[0] or repr(error)
-                    )
-                is_responding = False
-            else:
-                if not is_responding:
-                    logger.warning("the Prefect server responds again")
-                is_responding = True
-
-        await original(work, *arguments, **options)
-
-    return loop
-
-
-def _connect_again(
-    original: Callable[[Any], Coroutine[Any, Any, None]],
-) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    @functools.wraps(original)
-    async def consume(observer: Any) -> None:
-        async def receive() -> None:
-            with suppress(Exception):
-                await original(observer)
-
-        check = getattr(observer, CHECKS[type(observer).__name__])
-        events = asyncio.ensure_future(receive())
-        try:
-            while True:
-                await asyncio.sleep(observer.polling_interval)
-                if events.done():
-                    events = asyncio.ensure_future(receive())
-                with suppress(Exception):
-                    await check()  # an event of the time before a connection may be missing
-        finally:
-            events.cancel()
-
-    return consume
-
-
-def _send_quietly(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def send(worker: Any, items: list[dict[str, Any]]) -> None:
-        with suppress(Exception):  # Prefect's own method catches all, and prints them
-            await vars(worker)["_client"].create_logs(items)
-
-    return send
-
-
-def _skip_useless_drain(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def drain(service: Any, *arguments: Any, **options: Any) -> Any:
-        state = vars(service)
-        is_reset = state["_stopped"] and state["_done_event"] is None
-        return False if is_reset or has_given_up() else original(service, *arguments, **options)
-
-    return drain
+    replace_names(PATCHES)

@@ -4,8 +4,9 @@ A package has one module for its patches, with a tuple ``PATCHES`` and a functio
 tuple and then replaces the names.
 """
 
+import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pkgutil import resolve_name
@@ -26,6 +27,8 @@ class Patch:
     """The parameters without annotations, for example ``(self, key, value)``; None skips the check."""
     supported: str
     """The versions of the package that were tried, for example ``3.67.1``."""
+    replacement: Callable[..., Any] | None = None
+    """The function to call instead, with the original as its first argument; None if the name stays."""
 
     @property
     def package(self) -> str:
@@ -37,11 +40,28 @@ class Patch:
 
         Raises `ImportError` or `AttributeError` if it is missing.
         """
-        owner, _, attribute = self.name.rpartition(".")
-        if ":" in owner and isinstance(parent := resolve_name(owner), type):
-            annotations = inspect.get_annotations(parent)
-            return annotations[attribute] if attribute in annotations else getattr(parent, attribute)
-        return resolve_name(self.name)
+        owner, attribute = self._find_owner()
+        annotations = inspect.get_annotations(owner) if isinstance(owner, type) else {}
+        return annotations[attribute] if attribute in annotations else getattr(owner, attribute)
+
+    def replace(self) -> None:
+        """Replace the name in this process."""
+        owner, attribute = self._find_owner()
+        original, replacement = self.find(), self.replacement
+        if replacement is None:
+            return
+
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            return replacement(original, *arguments, **options)
+
+        setattr(owner, attribute, staticmethod(call) if inspect.ismethod(original) else call)
+
+    def _find_owner(self) -> tuple[Any, str]:
+        """Return the module or the class that has the name, and the last part of the name."""
+        module, _, member = self.name.partition(":")
+        parent, _, attribute = member.rpartition(".")
+        return resolve_name(f"{module}:{parent}" if parent else module), attribute
 
     def problem(self) -> str | None:
         """Return one line that describes the mismatch with the installed package; None if it matches.
@@ -81,6 +101,12 @@ def check_patches(patches: Iterable[Patch]) -> None:
     """Raise `StageError` if one of *patches* does not match the installed package."""
     if problems := find_problems(patches):
         raise StageError("\n  ".join(problems))
+
+
+def replace_names(patches: Iterable[Patch]) -> None:
+    """Replace the names of *patches* in this process."""
+    for patch in patches:
+        patch.replace()
 
 
 def _plain_signature(function: Any) -> str:

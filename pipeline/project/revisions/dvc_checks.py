@@ -14,25 +14,19 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from dvc.api import DVCFileSystem
-from dvc.config import Config
 from dvc.exceptions import DvcException
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
 from dvc.stage import cache as run_cache
-from dvc.utils import strictyaml
-from dvc.utils.serialize import YAMLFileCorruptedError, _yaml, load_yaml
-from dvc_data.hashfile.db import HashFileDB
-from dvc_data.hashfile.db.local import LocalHashFileDB
-from dvc_data.hashfile.tree import Tree
+from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
 from ruamel.yaml.error import YAMLError
 from voluptuous import Invalid
 
@@ -41,49 +35,9 @@ from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
 from stages.contracts.printing import print_error
 from stages.system.files import read_regular
-from stages.system.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches, replace_names
 
 SUPPORTED = "3.18.3"
-CHECKS = (
-    Patch(
-        "dvc_data.hashfile.tree:Tree.from_list",
-        "DVC writes through a path in a list of files that leads out of the directory",
-        "(lst, hash_name=None)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc_data.hashfile.db:HashFileDB.oid_to_path",
-        "DVC reads and removes the file that the hash of an object names, wherever it is",
-        "(self, oid)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc_data.hashfile.db.local:LocalHashFileDB.oid_to_path",
-        "The same, for the cache",
-        "(self, oid)",
-        SUPPORTED,
-    ),
-    Patch(
-        "dvc.utils.serialize._yaml:parse_yaml",
-        "DVC expands aliases that stand for billions of values",
-        "(text, path, typ='safe')",
-        "3.67.1",
-    ),
-    Patch("dvc.utils.strictyaml:parse_yaml", "The same function", "(text, path, typ='safe')", "3.67.1"),
-    Patch(
-        "dvc.config:Config._load_config",
-        "A file of settings for S3, which the committed .dvc/config may name, can name a program",
-        "(self, level)",
-        "3.67.1",
-    ),
-    Patch(
-        "configobj:ConfigObj.write",
-        "DVC writes its settings in ASCII, and the path of a cache may have other letters",
-        "(self, outfile=None, section=None)",
-        "5.0.9",
-    ),
-)
-"""The names that `apply_checks` replaces, a part of ``pipeline.engine.dvc_patches.PATCHES``."""
 _OBJECT = re.compile(r"[0-9A-Za-z_-]+(\.dir)?(\.unpacked)?")
 """Names of objects, whose beginnings are names too. That of an object of ours is a hash (see `is_md5`)."""
 _SETTINGS_FILES = {"configpath", "credentialpath"}
@@ -97,33 +51,9 @@ class UnsafeFileError(StageError, DvcException):  # type: ignore[misc]  # DVC ha
     """A name of a file or an object that leads out of its folder. DVC prints it as an error of its own."""
 
 
-@functools.cache
-def apply_checks() -> None:
-    """Have DVC refuse such files in this process: it raises `UnsafeFileError`, or its own error about YAML.
-
-    It also writes its settings in UTF-8.
-
-    Raises `StageError` if a name does not match the installed DVC.
-    """
-    check_patches(CHECKS)
-    settings: Any = resolve_name("configobj:ConfigObj")
-    settings.write = _write_in_utf8(settings.write)
-    lists: Any = Tree
-    lists.from_list = classmethod(_check_list(lists.from_list.__func__))
-    _yaml.parse_yaml = strictyaml.parse_yaml = _check_yaml(_yaml.parse_yaml)
-    Config._load_config = _check_config(Config._load_config)  # noqa: SLF001
-    stores: tuple[Any, ...] = (HashFileDB, LocalHashFileDB)
-    for store in stores:
-        store.oid_to_path = _check_object(store.oid_to_path)
-
-
-def _write_in_utf8(write: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(write)
-    def write_in_utf8(self: Any, *arguments: Any, **options: Any) -> Any:
-        self.default_encoding = self.default_encoding or "utf-8"
-        return write(self, *arguments, **options)
-
-    return write_in_utf8
+def _write_in_utf8(original: Any, settings: Any, *arguments: Any, **options: Any) -> Any:
+    settings.default_encoding = settings.default_encoding or "utf-8"
+    return original(settings, *arguments, **options)
 
 
 def check_places(repo: Repo) -> None:
@@ -136,56 +66,104 @@ def check_places(repo: Repo) -> None:
             )
 
 
-def _check_list(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def from_list(cls: Any, lst: Any, hash_name: str | None = None) -> Any:
-        try:
-            check_file_names([entry["relpath"] for entry in lst], "a list of files in DVC's cache or remote")
-        except StageError as error:
-            raise UnsafeFileError(str(error)) from error
-        return original(cls, lst, hash_name=hash_name)
-
-    return from_list
+def _check_list(original: Any, lst: Any, hash_name: str | None = None) -> Any:
+    try:
+        check_file_names([entry["relpath"] for entry in lst], "a list of files in DVC's cache or remote")
+    except StageError as error:
+        raise UnsafeFileError(str(error)) from error
+    return original(lst, hash_name=hash_name)
 
 
-def _check_object(original: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
-    @functools.wraps(original)
-    def oid_to_path(self: Any, oid: Any) -> str:
-        if not (isinstance(oid, str) and _OBJECT.fullmatch(oid)):
+def _check_object(original: Any, store: Any, oid: Any) -> Any:
+    if not (isinstance(oid, str) and _OBJECT.fullmatch(oid)):
+        raise UnsafeFileError(
+            f"{str(oid)[:100]!r} is not a hash, so it names no file of DVC's cache or remote"
+        )
+    return original(store, oid)
+
+
+def _check_yaml(original: Any, text: str, path: Any, typ: str = "safe") -> Any:
+    content = original(text, path, typ=typ)
+    try:
+        check_aliases(text, content)
+    except YAMLError as error:
+        raise YAMLFileCorruptedError(path) from error
+    return content
+
+
+def _check_config(original: Any, config: Any, level: str) -> Any:
+    content = original(config, level)
+    for name, options in content.get("remote", {}).items():
+        if level == "repo" and (named := _SETTINGS_FILES.intersection(options)):
             raise UnsafeFileError(
-                f"{str(oid)[:100]!r} is not a hash, so it names no file of DVC's cache or remote"
+                f".dvc/config sets {named.pop()} of the remote {name}, a file that can name a program. "
+                "If you trust it, move the setting to .dvc/config.local: `dvc remote modify --local`"
             )
-        return original(self, oid)
-
-    return oid_to_path
+    return content
 
 
-def _check_yaml(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def parse_yaml(text: str, path: Any, typ: str = "safe") -> Any:
-        content = original(text, path, typ=typ)
-        try:
-            check_aliases(text, content)
-        except YAMLError as error:
-            raise YAMLFileCorruptedError(path) from error
-        return content
+CHECKS = (
+    Patch(
+        "dvc_data.hashfile.tree:Tree.from_list",
+        "DVC writes through a path in a list of files that leads out of the directory",
+        "(lst, hash_name=None)",
+        SUPPORTED,
+        _check_list,
+    ),
+    Patch(
+        "dvc_data.hashfile.db:HashFileDB.oid_to_path",
+        "DVC reads and removes the file that the hash of an object names, wherever it is",
+        "(self, oid)",
+        SUPPORTED,
+        _check_object,
+    ),
+    Patch(
+        "dvc_data.hashfile.db.local:LocalHashFileDB.oid_to_path",
+        "The same, for the cache",
+        "(self, oid)",
+        SUPPORTED,
+        _check_object,
+    ),
+    Patch(
+        "dvc.utils.serialize._yaml:parse_yaml",
+        "DVC expands aliases that stand for billions of values",
+        "(text, path, typ='safe')",
+        "3.67.1",
+        _check_yaml,
+    ),
+    Patch(
+        "dvc.utils.strictyaml:parse_yaml",
+        "The same function",
+        "(text, path, typ='safe')",
+        "3.67.1",
+        _check_yaml,
+    ),
+    Patch(
+        "dvc.config:Config._load_config",
+        "A file of settings for S3, which the committed .dvc/config may name, can name a program",
+        "(self, level)",
+        "3.67.1",
+        _check_config,
+    ),
+    Patch(
+        "configobj:ConfigObj.write",
+        "DVC writes its settings in ASCII, and the path of a cache may have other letters",
+        "(self, outfile=None, section=None)",
+        "5.0.9",
+        _write_in_utf8,
+    ),
+)
+"""The names that `apply_checks` replaces, a part of ``pipeline.engine.dvc_patches.PATCHES``."""
 
-    return parse_yaml
 
+@functools.cache
+def apply_checks() -> None:
+    """Have DVC refuse such files in this process: it raises `UnsafeFileError`, or its own error about YAML.
 
-def _check_config(original: Callable[[Any, str], dict[str, Any]]) -> Callable[[Any, str], dict[str, Any]]:
-    @functools.wraps(original)
-    def _load_config(self: Any, level: str) -> dict[str, Any]:
-        content = original(self, level)
-        for name, options in content.get("remote", {}).items():
-            if level == "repo" and (named := _SETTINGS_FILES.intersection(options)):
-                raise UnsafeFileError(
-                    f".dvc/config sets {named.pop()} of the remote {name}, a file that can name a program. "
-                    "If you trust it, move the setting to .dvc/config.local: `dvc remote modify --local`"
-                )
-        return content
-
-    return _load_config
+    It also writes its settings in UTF-8. Raises `StageError` if a name does not match the installed DVC.
+    """
+    check_patches(CHECKS)
+    replace_names(CHECKS)
 
 
 def remove_damaged_outputs(root: Path) -> None:
