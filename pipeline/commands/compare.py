@@ -122,7 +122,7 @@ def plot(
 def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str], *, repeats: bool) -> None:
     """Print the comparison of *revs* in one format, as text if none is named."""
     from pipeline.comparison.collection import collect_runs
-    from pipeline.comparison.repeats import average_repeats
+    from pipeline.comparison.runs import average_repeats
     from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
 
     if len(formats) > 1:
@@ -138,7 +138,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats: bool) -> None:
     from pipeline.comparison.collection import PlotReader, summarize
     from pipeline.comparison.page import build_page
-    from pipeline.comparison.repeats import average_repeats
+    from pipeline.comparison.runs import average_repeats
     from pipeline.project.revisions.files import read_runs
     from stages.system.files import write_text
 

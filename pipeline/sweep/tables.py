@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.comparison.collection import summarize
-from pipeline.comparison.repeats import average_repeats
-from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
+from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, average_repeats, sort_runs
 from pipeline.comparison.tables import ABSENT, list_notes, text_table
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.revisions.files import read_revisions

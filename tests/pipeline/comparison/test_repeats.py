@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.comparison.page import build_table_data
-from pipeline.comparison.repeats import average_repeats
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, average_repeats
 from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
 from stages.contracts.history import Direction
 
