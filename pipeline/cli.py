@@ -12,13 +12,12 @@ from typer.core import TyperGroup
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.options import flag
-from pipeline.commands.predict import predict
 from pipeline.commands.project import check, init, status, versions
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import resume, run, serve, stage
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.sweep import sweep
-from pipeline.commands.training import data, evaluate, lr_find, summary
+from pipeline.commands.training import data, evaluate, lr_find, predict, summary
 from pipeline.engine.error_reports import report_error
 from pipeline.engine.signals import end_on_signal
 from pipeline.project.collision import find_collision_in_project

@@ -108,10 +108,10 @@ def sweep(
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
     from pipeline.sweep.plan import Point, expand, repeat
+    from pipeline.sweep.progress import hide_prefect_logs
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
     from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
-    from pipeline.sweep.tables import hide_prefect_logs
 
     _check_combination(search, trials, batch, draw, stop)
     _check_repeats(repeats, search, stop)

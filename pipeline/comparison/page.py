@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.comparison import plot_images
 from pipeline.comparison.collection import Cell, PlotData, thin, thin_steps
-from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec
+from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec, vega_script
 from pipeline.comparison.runs import (
     Comparison,
     MetricCurve,
@@ -101,7 +100,7 @@ def _fill_template(content: PageContent, *, attributes: str, policy: str) -> str
 def _scripts() -> dict[str, str]:
     parts = files("pipeline.comparison") / "web"
     return {
-        "vega": _without_end_tags(plot_images.vega_script()),
+        "vega": _without_end_tags(vega_script()),
         "js": "".join((parts / name).read_text("utf-8") for name in SCRIPTS),
     }
 

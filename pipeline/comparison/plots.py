@@ -1,5 +1,6 @@
 """Plots of runs: the charts of ``learner plot``, and Vega-Lite specifications from the templates of DVC."""
 
+import json
 import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ from dvc_render.vega import VegaRenderer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.comparison import plot_images
 from pipeline.comparison.collection import CurvePoint, read_iterations, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.project.revisions.files import RevisionFiles, read_runs
@@ -23,7 +23,11 @@ from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import draw_chart, reduce_points
 from stages.system.files import open_atomic
 
-RENDERERS = {"svg": plot_images.svg, "png": plot_images.png}
+try:
+    import vl_convert
+except ImportError:  # the extra is not installed, and most commands do not need it
+    vl_convert = None
+
 CHART_ROWS = 16
 """Height of a chart in the terminal."""
 MAX_CHART_COLUMNS = 120
@@ -58,6 +62,43 @@ DASHES = {"train": [5, 4], "valid": [1, 0]}
 Spec = dict[str, Any]
 Series = Mapping[tuple[str, str], Iterable[CurvePoint]]
 """Run and split to points."""
+
+EXTRA = "pip install 'learner-pipeline[page]'"
+"""The command that installs vl-convert."""
+VEGA_LITE = "6.4"
+"""Version of Vega-Lite that matches the Vega in vl-convert; it also accepts DVC's templates, of version 5."""
+
+
+def is_available() -> bool:
+    """Return whether vl-convert is installed."""
+    return vl_convert is not None
+
+
+def vega_script() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script. Raises `StageError` without vl-convert."""
+    return str(_converter().javascript_bundle(vl_version=VEGA_LITE))
+
+
+def draw_svg(spec: dict[str, Any]) -> bytes:
+    """Return the Vega-Lite *spec* drawn as SVG. Raises `StageError` without vl-convert."""
+    return str(_converter().vegalite_to_svg(json.dumps(spec), vl_version=VEGA_LITE)).encode()
+
+
+def draw_png(spec: dict[str, Any], scale: float = 2.0) -> bytes:
+    """Return the Vega-Lite *spec* drawn as PNG, with *scale* pixels for each unit of its size.
+
+    Raises `StageError` without vl-convert.
+    """
+    return bytes(_converter().vegalite_to_png(json.dumps(spec), vl_version=VEGA_LITE, scale=scale))
+
+
+def _converter() -> Any:
+    if vl_convert is None:
+        raise StageError(f"vl-convert is not installed. Run {EXTRA}, or pip install vl-convert-python")
+    return vl_convert
+
+
+RENDERERS = {"svg": draw_svg, "png": draw_png}
 
 
 def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterations: bool) -> None:

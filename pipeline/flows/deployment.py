@@ -15,7 +15,7 @@ from pipeline.flows import prefect_patches
 from pipeline.flows.flow import SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
 from pipeline.flows.server_outage import RUN_VARIABLE
-from pipeline.flows.tasks import hide_expected_errors
+from pipeline.flows.task_run import hide_expected_errors
 from pipeline.project.snapshot import record_loaded_sources
 from stages.contracts.printing import CleanRecord
 

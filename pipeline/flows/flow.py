@@ -49,8 +49,7 @@ from pipeline.flows.server_outage import (
     summarize,
     wait_for_server,
 )
-from pipeline.flows.task_run import run_recorded
-from pipeline.flows.tasks import TASKS, hide_expected_errors
+from pipeline.flows.task_run import TASKS, hide_expected_errors, run_recorded
 from pipeline.project.check import check_stages
 from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params

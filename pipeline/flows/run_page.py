@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline.comparison import plot_images
+from pipeline.comparison.plots import EXTRA, draw_png, is_available
 from pipeline.flows.artifacts import Artifacts, short_timeout_client
 from pipeline.project.git import run_git
 from pipeline.project.revisions.revision import Results
@@ -66,16 +66,14 @@ def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
     if url:
         artifacts.create("image", key, url, "The curves, epoch by epoch")
     else:
-        artifacts.logger.info(
-            "no image of the curves, because vl-convert is missing. Run %s", plot_images.EXTRA
-        )
+        artifacts.logger.info("no image of the curves, because vl-convert is missing. Run %s", EXTRA)
 
 
 def _curves_url(history: History) -> str | None:
     """Return the curve of each metric on both splits as a PNG in a ``data:`` URL; None without vl-convert."""
-    if not plot_images.is_available():
+    if not is_available():
         return None
-    png = plot_images.png(_curves_specification(history), scale=1.5)
+    png = draw_png(_curves_specification(history), scale=1.5)
     return f"data:image/png;base64,{b64encode(png).decode()}"
 
 

@@ -1,21 +1,27 @@
-"""The body of a stage in a Prefect task run: it logs lines, shows progress and holds GPU slots."""
+"""The stages as Prefect tasks, whose runs log lines, show progress and hold GPU slots."""
 
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from io import TextIOBase
 from logging import Logger, LoggerAdapter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect import get_run_logger
+from httpx import HTTPError
+from prefect import State, Task, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import TaskRun
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.results import get_result_store
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.engine.rank_launcher import needs_launch
@@ -23,19 +29,34 @@ from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
 from pipeline.flows.server_outage import UnrecordedRunError, explain_api_errors, summarize
-from pipeline.flows.tasks import TASKS, hide_expected_errors
 from pipeline.project.params import read_params
+from pipeline.project.versions import VERSIONS
 from stages import devices
-from stages.contracts.errors import StageError
+from stages.contracts.errors import StageError, UserCodeError
 from stages.contracts.events import Renderer, Renderers
 from stages.learner import from_params
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:
+    from pipeline.engine.reproduce import Outcome
+
     RunLogger = Logger | LoggerAdapter[Logger]
 
 GPU_LIMIT = "gpu"
 """Name of the concurrency limit: training holds one of its slots for each GPU that it uses."""
+DESCRIPTIONS = {
+    "create-artifact-dir": "Create the artifact directory.",
+    "load-data": "Prepare the data.",
+    "build-learner": "Build the records that training starts from.",
+    "fit": "Train the model. A retry resumes from the newest checkpoint of the previous attempt.",
+    "save-model": "Save the trained model.",
+}
+"""The descriptions of the tasks, by stage."""
+
+EXPECTED_ERRORS = (StageError, TimeoutError, HTTPError, PrefectException)
+"""Also those of a server that does not respond, or that has cancelled a run before it begins."""
+Execute = Callable[[str], "Outcome | None"]
+"""Executes the stage of that name. The outcome None means that it ran."""
 
 
 class _Lines(TextIOBase):
@@ -127,6 +148,43 @@ def gpu_slots(logger: "RunLogger", count: int | None = None) -> Iterator[None]:
             logger.warning("the slots of the limit %r are not released: %s", GPU_LIMIT, error)
 
 
+def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Return whether a retry may succeed: after a mistake or a requested timeout it cannot."""
+    error = state.data
+    if isinstance(error, UserCodeError):
+        return not error.is_mistake
+    return not isinstance(error, StageError | TimeoutError)
+
+
+def _build_task(name: str, description: str) -> Task[[Execute], State[Any]]:
+    """Return the task of stage *name*, whose final state has the outcome of the stage as its result."""
+
+    @task(
+        name=name,
+        description=description,
+        version=VERSIONS[name],
+        cache_policy=NO_CACHE,
+        retries=2 if name == "fit" else 0,
+        retry_condition_fn=is_worth_a_retry,
+    )
+    def run_task(execute: Execute) -> State[Any]:
+        outcome = execute(name)
+        if outcome is None or outcome == "ran":
+            return Completed(message=f"{name} ran", data=outcome)
+        return Completed(name="Cached", message=f"DVC: {outcome}", data=outcome)
+
+    return run_task
+
+
+TASKS = {name: _build_task(name, description) for name, description in DESCRIPTIONS.items()}
+"""The five stages as versioned Prefect tasks.
+
+Each task is called with the function that executes its stage: `pipeline.engine.reproduce.reproduce` in a
+flow run, because DVC must still decide whether the stage runs, or `run_recorded` in a process that DVC
+started to run the stage.
+"""
+
+
 @contextmanager
 def join_flow_run() -> Iterator[bool]:
     """Run the tasks that are called in the block in the flow run that the environment names, if any.
@@ -171,3 +229,25 @@ def run_as_task(name: str) -> bool:
             with explain_api_errors(has_begun):
                 TASKS[name](execute)
     return has_begun.is_set()
+
+
+def hide_expected_errors() -> None:
+    """Have Prefect log an error of `EXPECTED_ERRORS` as a message only; other errors keep their traceback.
+
+    It prints nothing for an event that the server does not accept: the end of the run reports an outage.
+    """
+    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
+        logging.getLogger(name).addFilter(_remove_traceback)
+    logging.getLogger("prefect._internal.concurrency").addFilter(_is_about_no_event)
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
+
+
+def _is_about_no_event(record: logging.LogRecord) -> bool:
+    return "failed to process item" not in str(record.msg)
+
+
+def _remove_traceback(record: logging.LogRecord) -> bool:
+    """Remove the traceback of an expected error from *record*; return True, since no record is dropped."""
+    if record.exc_info and isinstance(record.exc_info[1], EXPECTED_ERRORS):
+        record.exc_info = None
+    return True

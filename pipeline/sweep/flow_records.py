@@ -11,7 +11,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pipeline.flows import prefect_patches
 from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.run_registry import register_this_run
-from pipeline.flows.tasks import hide_expected_errors
+from pipeline.flows.task_run import hide_expected_errors
 from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import Job, run_job
 from stages.contracts.errors import StageError, StageFailedError

@@ -17,7 +17,13 @@ from pipeline.sweep.executors import Executor, Report, run_jobs
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.plan import PARAMS, PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
-from pipeline.sweep.progress import SweepProgress
+from pipeline.sweep.progress import (
+    SweepProgress,
+    collect_points,
+    repeats_table,
+    result_table,
+    show_live_table,
+)
 from pipeline.sweep.search import Search
 from pipeline.sweep.stopping import (
     RULES,
@@ -29,7 +35,6 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
-from pipeline.sweep.tables import collect_points, repeats_table, result_table, show_live_table
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER

@@ -3,7 +3,7 @@
 Published files share their blocks with the store if the file system can clone them (btrfs, XFS, bcachefs): an
 edit of one does not change the other. Otherwise they are copied. They are never hard links to the
 store: users may edit an output in place, which would change the store too, and DVC replaces a hard link with
-a copy unless ``cache.type`` is ``hardlink``. `pipeline.engine.cache_links` lets the store and the cache of
+a copy unless ``cache.type`` is ``hardlink``. `pipeline.engine.stage_run` lets the store and the cache of
 DVC share one inode instead, because users edit neither of them.
 """
 

@@ -35,7 +35,7 @@ JOINT = (
     "engine/signals",
     "engine/watchdog",
     "flows/flow",
-    "flows/tasks",
+    "flows/task_run",
     "project/lockfile",
     "project/snapshot",
 )

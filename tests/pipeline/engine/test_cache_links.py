@@ -11,7 +11,7 @@ from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.hash_info import HashInfo
 
 from pipeline.engine import dvc_patches
-from pipeline.engine.cache_links import link_into_cache, local_objects
+from pipeline.engine.stage_run import link_into_cache, local_objects
 from stages.contracts.errors import StageFailedError
 
 

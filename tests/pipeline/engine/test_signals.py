@@ -374,7 +374,7 @@ def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command,
 TIMED = """
 from prefect import flow
 from pipeline.engine.reproduce import reproduce
-from pipeline.flows.tasks import TASKS, hide_expected_errors
+from pipeline.flows.task_run import TASKS, hide_expected_errors
 
 @flow(name="timed", validate_parameters=False)
 def timed():

@@ -17,7 +17,7 @@ from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.experiments import Experiment, fetch_experiments, run_experiment, warn_of_temporary_folder
 from pipeline.flows.flow import has_passed, learner
-from pipeline.flows.tasks import TASKS, hide_expected_errors
+from pipeline.flows.task_run import TASKS, hide_expected_errors
 from pipeline.project.git import run_git
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_yaml

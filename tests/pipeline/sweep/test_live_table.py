@@ -20,8 +20,13 @@ from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.sweep.job import Job
-from pipeline.sweep.progress import PointProgress, ProgressReader, SweepProgress, estimate_seconds_left
-from pipeline.sweep.tables import LiveTable
+from pipeline.sweep.progress import (
+    LiveTable,
+    PointProgress,
+    ProgressReader,
+    SweepProgress,
+    estimate_seconds_left,
+)
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.loggers.log_files import FileMetricLogger

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.sweep.progress import WIDTH, result_table
 from pipeline.sweep.stopping import RULES, default_metric, find_metric, rank, select_points
-from pipeline.sweep.tables import WIDTH, result_table
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 

@@ -19,7 +19,7 @@ from projects import Project
 from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import freeze
-from pipeline.sweep.tables import collect_points
+from pipeline.sweep.progress import collect_points
 from stages.contracts.errors import StageError
 
 RATE = "build_learner.optimizer.learning_rate"
