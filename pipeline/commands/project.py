@@ -35,11 +35,10 @@ def check(
         find_plugin_mistakes,
         list_imported_parts,
     )
-    from pipeline.project.definition_edit import fix_deps
-    from pipeline.project.dependencies import find_missing_deps
+    from pipeline.project.dependencies import find_missing_deps, fix_deps
     from pipeline.project.params import PARAMS, build_params_error, read_params
     from pipeline.project.paths import read_paths
-    from pipeline.project.schedule_steps import describe_schedule
+    from pipeline.project.training_check import describe_schedule
     from pipeline.project.versions import find_stale_versions
     from pipeline.project.yaml_files import read_definition, read_yaml
 

@@ -91,7 +91,7 @@ def _find_used_files(params: Params) -> set[Path]:
         for key in ("deps", "outs")
     )
     for section in (params.load_data, params.build_learner, params.fit):
-        used |= {*find_modules(section, Path()), *find_data_files(section)}
+        used |= {*find_modules(section), *find_data_files(section)}
     return {path for path in used if not (path.is_absolute() or outputs & {path, *path.parents})}
 
 

@@ -9,18 +9,20 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel
 
 from pipeline.project.git import find_top
-from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
 from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
+from pipeline.project.training_check import are_metrics_known, describe_mistake, find_metric_mistakes
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
@@ -55,6 +57,13 @@ BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
 }
+TESTS = {
+    "metric": "stages.metrics.registry:build_metric",
+    "augmentation": "stages.data.augmentation:build_augmentation",
+    "optimizer": "stages.optim:check_class",
+    "schedule": "stages.optim:check_schedule_class",
+}
+"""The functions that build or check a part, all of whose arguments params have."""
 OFFERED = {
     "source": (),
     "dataset": (),
@@ -203,17 +212,17 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
         )
 
 
-def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
+def find_missing_data(params: Params) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
-    definition = read_definition(root / "dvc.yaml")
+    definition = read_definition()
     values = read_variables(definition)
     stages = stages_of(definition).values()
-    outputs = [root / path for stage in stages for path in list_paths(stage, "outs", values)]
+    outputs = [Path(path) for stage in stages for path in list_paths(stage, "outs", values)]
     return [
-        f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
+        f"{key}: the file or folder {str(path)!r} does not exist. {_advice(path)}"
         for key, named in _paths(params, "")
-        for path in (named, *_shards(named, root))
-        if not (root / path).exists() and not any(_overlap(root / path, output) for output in outputs)
+        for path in (named, *_shards(named))
+        if not path.exists() and not any(_overlap(path, output) for output in outputs)
     ]
 
 
@@ -237,15 +246,12 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
     """
     for _, path in _paths(config, ""):
         yield path
-        yield from _shards(path, Path())
+        yield from _shards(path)
 
 
-def _shards(path: Path, root: Path) -> list[Path]:
+def _shards(path: Path) -> list[Path]:
     """Return the files of the weights that *path* is an index of; none if it is another file."""
-    index = root / path
-    if not (is_index(path) and index.is_file()):
-        return []
-    return [path.parent / shard.relative_to(index.parent) for shard in read_index(index)]
+    return list(read_index(path)) if is_index(path) and path.is_file() else []
 
 
 def read_spec(directory: Path, params: Params) -> "learner.LearnerSpec":
@@ -358,7 +364,8 @@ def main(result: str) -> None:
             for where, mistake in find_metric_mistakes(params):
                 note(where, mistake)
         for name in _list_special_devices(params):
-            note("fit.device", _device_mistake(name))
+            find_device = resolve_name("stages.devices.compute_settings:find_device")
+            note("fit.device", describe_mistake(partial(find_device, name)))
         note(*END)
 
 
@@ -420,17 +427,8 @@ def _try_out(part: str, use: Use) -> None:
     if part == "logger" and loggers.is_tracker(use):
         loggers.check_tracker(use)
         return
-    if part == "metric":
-        import_module("stages.metrics.registry").build_metric(use)
-        return
-    if part == "augmentation":
-        import_module("stages.data.augmentation").build_augmentation(use)
-        return
-    if part == "optimizer":
-        import_module("stages.optim").check_class(use)
-        return
-    if part == "schedule":
-        import_module("stages.optim").check_schedule_class(use)
+    if part in TESTS:
+        resolve_name(TESTS[part])(use)
         return
     maker: Any = plugins.find(part, use.kind, BUILT_IN_PARTS[part])
     arguments = arguments_of(use)
@@ -439,11 +437,3 @@ def _try_out(part: str, use: Use) -> None:
         return
     arguments = {**plugins.select_accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
     plugins.check_arguments(part, use.kind, maker, arguments)
-
-
-def _device_mistake(name: str) -> str:
-    try:
-        import_module("stages.devices.compute_settings").find_device(name)
-    except StageError as error:
-        return str(error)
-    return ""

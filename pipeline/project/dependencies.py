@@ -35,12 +35,13 @@ from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
 from pipeline.project.snapshot import interpolate, list_paths, read_variables
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import read_definition, stages_of
+from pipeline.project.yaml_files import add_deps, read_definition, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder
 from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
 
+DEFINITION = Path("dvc.yaml")
 MAX_FILES = 5
 """Files in a folder of data after which the folder is reported instead."""
 SECTIONS_BY_STAGE = {
@@ -57,28 +58,37 @@ Deps = dict[str, list[Path]]
 """Paths of files and folders by the name of a stage."""
 
 
-def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
-    """Return a line for each file that a stage of the project in *root* depends on and that its deps lack."""
+def find_missing_deps(params: Params) -> list[str]:
+    """Return a line for each file that a stage depends on and that its deps lack."""
     return [
         f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
-        for stage, paths in list_missing_deps(params, root).items()
+        for stage, paths in _list_missing_deps(params).items()
         for path in paths
     ]
 
 
-def list_missing_deps(params: Params, root: Path = Path()) -> Deps:
-    """Return the files that each stage of the project in *root* depends on and that its deps lack."""
-    declared = _read_declared(root)
-    noted = _read_notes(root)
+def fix_deps(params: Params) -> Iterator[str]:
+    """Add the missing deps to dvc.yaml, and yield a line for each.
+
+    Raises `ParamsError`, and writes nothing, if the deps of a stage are in a form that cannot be edited.
+    """
+    missing = _list_missing_deps(params)
+    if missing:
+        write_text(DEFINITION, add_deps(DEFINITION.read_bytes().decode(), missing))
+    for stage, files in missing.items():
+        yield from (f"{DEFINITION}: added {file} to the deps of {stage}" for file in files)
+
+
+def _list_missing_deps(params: Params) -> Deps:
+    """Return the files that each stage depends on and that its deps lack."""
+    noted = _read_notes()
     missing = {
         stage: [
             path
-            for path in _simplify(
-                {*_find_used_files(stage, params, root, entry), *noted.get(stage, ())}, root
-            )
+            for path in _simplify({*_find_used_files(stage, params, entry), *noted.get(stage, ())})
             if not entry.covers(path)
         ]
-        for stage, entry in declared.items()
+        for stage, entry in _read_declared().items()
     }
     return {stage: paths for stage, paths in missing.items() if paths}
 
@@ -90,48 +100,46 @@ class Declared:
     command: str
     deps: list[Path]
     outs: list[Path]
-    root: Path
 
     def covers(self, path: Path) -> bool:
         """Return whether *path* is in deps or below one, or an output of the stage itself."""
         declared = [*self.deps, *self.outs]
         if any(path.is_relative_to(entry) for entry in declared):
             return True
-        real = (self.root / path).resolve()
-        return any(real.is_relative_to((self.root / entry).resolve()) for entry in declared)
+        real = path.resolve()
+        return any(real.is_relative_to(entry.resolve()) for entry in declared)
 
 
-def _read_declared(root: Path) -> dict[str, Declared]:
-    definition = read_definition(root / "dvc.yaml")
+def _read_declared() -> dict[str, Declared]:
+    definition = read_definition()
     values = read_variables(definition)
     return {
         name: Declared(
             str(interpolate(stage.get("cmd"), values)),
-            [_normalize(path, root) for path in list_paths(stage, "deps", values)],
-            [_normalize(path, root) for path in list_paths(stage, "outs", values)],
-            root,
+            [_normalize(path) for path in list_paths(stage, "deps", values)],
+            [_normalize(path) for path in list_paths(stage, "outs", values)],
         )
         for name, stage in stages_of(definition).items()
     }
 
 
-def _normalize(path: Path | str, root: Path) -> Path:
-    """Return *path* without ``..`` in the middle, and relative to *root* if it is below that."""
-    base = os.path.abspath(root)  # noqa: PTH100  no link followed
+def _normalize(path: Path | str) -> Path:
+    """Return *path* without ``..`` in the middle, and relative to the current folder if it is below that."""
+    base = os.getcwd()  # noqa: PTH109  ten times as fast
     place = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  ten times as fast
     if place == base or place.startswith(f"{base}{os.sep}"):
         return Path(place[len(base) + 1 :])
     return Path(place if os.path.isabs(path) else os.path.normpath(path))  # noqa: PTH117
 
 
-def _simplify(paths: Iterable[Path], root: Path) -> list[Path]:
+def _simplify(paths: Iterable[Path]) -> list[Path]:
     """Return *paths* without those below others, sorted; a folder of data in place of many of its files."""
     by_folder = defaultdict[Path, list[Path]](list)
-    for path in {_normalize(path, root) for path in paths}:
+    for path in {_normalize(path) for path in paths}:
         by_folder[path.parent].append(path)
     tops = set()
     for folder, files in by_folder.items():
-        tops |= {folder} if len(files) > MAX_FILES and _has_data_only(root / folder) else set(files)
+        tops |= {folder} if len(files) > MAX_FILES and _has_data_only(folder) else set(files)
     return sorted(path for path in tops if not tops.intersection(path.parents))
 
 
@@ -141,9 +149,7 @@ def _has_data_only(folder: Path) -> bool:
     return not is_top and not any(folder.glob("*.py"))
 
 
-def _find_used_files(
-    stage: str, params: Params, root: Path, declared: Declared, *, certain: bool = False
-) -> set[Path]:
+def _find_used_files(stage: str, params: Params, declared: Declared, *, certain: bool = False) -> set[Path]:
     """Return the code and the data that *stage* uses according to params and to its code.
 
     With *certain*, return what it reads in any case, and that exists. An output of the pipeline is left out:
@@ -151,20 +157,20 @@ def _find_used_files(
     """
     section_of = _read_sections(params)
     sections = SECTIONS_BY_STAGE.get(stage, ())
-    data = {*_find_named_data(section_of[sections[-1]], root, certain=certain)} if sections else set[Path]()
+    data = {*_find_named_data(section_of[sections[-1]], certain=certain)} if sections else set[Path]()
     if stage == "fit":
-        data |= {*_find_indexed_files(params, root)}
-    if stage == "save-model" and _may_test(root, certain=certain):
+        data |= {*_find_indexed_files(params)}
+    if stage == "save-model" and _may_test(certain=certain):
         sections = SECTIONS_BY_STAGE["fit"]
-    modules = {path for section in sections for path in find_modules(section_of[section], root)}
-    modules |= set() if certain else {*_find_programs(declared.command, root)}
+    modules = {path for section in sections for path in find_modules(section_of[section])}
+    modules |= set() if certain else {*_find_programs(declared.command)}
     if certain:
         modules = {path for path in modules if is_of_project(path)}
-        ours = [entry for name, entry in _read_declared(root).items() if name in VERSIONS]
+        ours = [entry for name, entry in _read_declared().items() if name in VERSIONS]
         outputs = [output for entry in ours for output in entry.outs]
-        data = {path for path in data if (root / path).exists() and not _is_below(path, outputs)}
-    code = [path / PACKAGE if (root / path).is_dir() else path for path in modules]
-    return modules | data | find_imports(code, root, certain=certain)
+        data = {path for path in data if path.exists() and not _is_below(path, outputs)}
+    code = [path / PACKAGE if path.is_dir() else path for path in modules]
+    return modules | data | find_imports(code, certain=certain)
 
 
 def _read_sections(params: Params) -> dict[str, Any]:
@@ -173,69 +179,69 @@ def _read_sections(params: Params) -> dict[str, Any]:
     return {**dict(params), "fit": fit}
 
 
-def _find_loggers(params: Params, root: Path) -> set[Path]:
+def _find_loggers(params: Params) -> set[Path]:
     """Return the modules of loggers in *params*, and what they import."""
-    modules = {*find_modules(params.fit, root)} - {*find_modules(_read_sections(params)["fit"], root)}
-    return modules | find_imports(modules, root)
+    modules = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
+    return modules | find_imports(modules)
 
 
-def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
-    """Yield the modules and packages below *root* that *config* names at any depth."""
-    folders = list_import_folders(root)
+def find_modules(config: BaseModel) -> Iterator[Path]:
+    """Yield the modules and packages of the project that *config* names at any depth."""
+    folders = list_import_folders()
     for name, value, _ in list_strings(config):
         is_code = name.rpartition(".")[2] in CODE_KEYS and ":" in value
-        path = find_module(value.partition(":")[0], root, folders) if is_code else None
+        path = find_module(value.partition(":")[0], folders) if is_code else None
         if path is not None:
             yield path
 
 
-def _find_programs(command: str, root: Path) -> Iterator[Path]:
+def _find_programs(command: str) -> Iterator[Path]:
     """Yield the programs of the project that *command*, that of a stage, runs."""
     words = shlex.split(command)
     for previous, word in zip(["", *words], words, strict=False):
-        if word.endswith(".py") and (root / word).is_file():
+        if word.endswith(".py") and Path(word).is_file():
             yield Path(word)
             continue
-        path = find_module(word, root, [Path()]) if previous == "-m" else None
+        path = find_module(word, [Path()]) if previous == "-m" else None
         if path is not None and is_of_project(path):
             yield path
 
 
-def _find_named_data(config: BaseModel, root: Path, *, certain: bool) -> Iterator[Path]:
+def _find_named_data(config: BaseModel, *, certain: bool) -> Iterator[Path]:
     """Yield what *config* names as data; if not *certain*, also any argument of a part that is a file."""
     yield from find_data_files(config)
     for name, value, _ in list_strings(config):
         is_argument = ("." in value or "/" in value) and not certain
-        if (is_argument or name.endswith(TOKENIZER)) and os.path.isfile(root / value):  # noqa: PTH113  any text
+        if (is_argument or name.endswith(TOKENIZER)) and os.path.isfile(value):  # noqa: PTH113  any text
             yield Path(value)
 
 
-def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
+def _find_indexed_files(params: Params) -> Iterator[Path]:
     """Yield the folder whose files fit reads, if load-data writes or has written an index."""
     source, materialize = params.load_data.source, params.load_data.materialize
     if not isinstance(source, ImageFolder) or materialize == "tensors":
         return
-    if materialize == "index" or "index" in _read_dataset(root):
+    if materialize == "index" or "index" in _read_dataset():
         yield Path(source.path)
 
 
-def _may_test(root: Path, *, certain: bool) -> bool:
+def _may_test(*, certain: bool) -> bool:
     """Return whether save-model runs the code of the model; if not *certain*, whether other data need it."""
-    is_declared = "test" in _read_paths(root)
-    return is_declared and (not certain or "test" in _read_dataset(root).get("counts", ()))
+    is_declared = "test" in _read_paths()
+    return is_declared and (not certain or "test" in _read_dataset().get("counts", ()))
 
 
-def _read_dataset(root: Path) -> dict[str, Any]:
+def _read_dataset() -> dict[str, Any]:
     """Return the content of dataset.json; empty if load-data has not written it."""
     with suppress(OSError, ValueError):
-        return dict(json.loads((root / _read_paths(root).get("dataset", "")).read_bytes()))
+        return dict(json.loads(Path(_read_paths().get("dataset", "")).read_bytes()))
     return {}
 
 
-def _read_paths(root: Path) -> dict[str, Path]:
+def _read_paths() -> dict[str, Path]:
     """Return the paths in ``vars`` of dvc.yaml; none if it has only stages of the user."""
     with suppress(ParamsError):
-        return dict(read_paths(root / "dvc.yaml"))
+        return dict(read_paths())
     return {}
 
 
@@ -259,7 +265,7 @@ class DepsGuard:
         readers = self._find_uncovered()
         if readers:
             _write_notes(self.stage, readers)
-            raise _build_error(self.stage, _simplify(readers, Path()))
+            raise _build_error(self.stage, readers)
 
     def check_if_grown(self) -> None:
         """Check after each step of a training, which is fast as long as nothing else was read."""
@@ -286,7 +292,7 @@ class DepsGuard:
                 waiting.append(path)
                 seen.add(path)
         stable = {
-            _normalize(path, Path()): reader
+            _normalize(path): reader
             for path, reader in readers.items()
             if recorder.is_stable(path) and (Path(path).name != PACKAGE or has_code(Path(path)))
         }
@@ -302,16 +308,15 @@ def guard_deps(
     *programs* are the user's code besides that in params. Raises `StageError` before the block if deps lack a
     file that the stage will read, and after it if they lack one that it has read.
     """
-    root = Path()
-    declared = _read_declared(root).get(stage)
+    declared = _read_declared().get(stage)
     if declared is None:
-        declared = Declared("", [], [root], root)  # a stage without an entry has no deps
-    used = _find_used_files(stage, params, root, declared, certain=True)
-    used |= {*programs, *find_imports(programs, root, certain=True)}
-    _check_known(stage, declared, used, _read_notes(root))
-    loggers = {str(path.absolute()) for path in _find_loggers(params, root) - used}
+        declared = Declared("", [], [Path()])  # a stage without an entry has no deps
+    used = _find_used_files(stage, params, declared, certain=True)
+    used |= {*programs, *find_imports(programs, certain=True)}
+    _check_known(stage, declared, used, _read_notes())
+    loggers = {str(path.absolute()) for path in _find_loggers(params) - used}
     guard = DepsGuard(stage, declared, frozenset(used), frozenset(loggers))
-    covered = [str((root / path).absolute()) for path in (*declared.deps, *declared.outs)]
+    covered = [str(path.absolute()) for path in (*declared.deps, *declared.outs)]
     with record_reads().recording(body, covered):
         yield guard
         guard.check()
@@ -322,24 +327,20 @@ def check_deps(params: Params, stages: Iterable[str]) -> None:
 
     DVC would find such a stage up to date after an edit of that file.
     """
-    declared, notes = _read_declared(Path()), _read_notes(Path())
+    declared, notes = _read_declared(), _read_notes()
     for stage in stages:
-        _check_known(
-            stage,
-            declared[stage],
-            _find_used_files(stage, params, Path(), declared[stage], certain=True),
-            notes,
-        )
+        used = _find_used_files(stage, params, declared[stage], certain=True)
+        _check_known(stage, declared[stage], used, notes)
 
 
 def _check_known(stage: str, declared: Declared, used: Iterable[Path], notes: Deps) -> None:
     missing = {path for path in {*used, *notes.get(stage, ())} if not declared.covers(path)}
     if missing:
-        raise _build_error(stage, _simplify(missing, declared.root))
+        raise _build_error(stage, missing)
 
 
 def _build_error(stage: str, missing: Iterable[Path]) -> StageError:
-    entries = "".join(f"\n      - {path.as_posix()}" for path in missing)
+    entries = "".join(f"\n      - {path.as_posix()}" for path in _simplify(missing))
     return StageError(
         f"{stage} reads files that its deps in dvc.yaml lack, so an edit of them would not rerun it, and its "
         "outputs are not recorded. Run `learner check --fix`, which adds these lines to the deps of "
@@ -347,20 +348,20 @@ def _build_error(stage: str, missing: Iterable[Path]) -> StageError:
     )
 
 
-def _read_notes(root: Path) -> Deps:
+def _read_notes() -> Deps:
     """Return the files that stages have read without a dependency, and would read again, by stage."""
     notes: Deps = {}
     with suppress(OSError, ValueError, AttributeError, TypeError):
-        content = json.loads((root / runs_root() / MISSING_DEPS).read_text(encoding="utf-8"))
+        content = json.loads((runs_root() / MISSING_DEPS).read_text(encoding="utf-8"))
         for stage, files in content.items():
-            notes[stage] = [Path(name) for name, reader in files.items() if _is_current(name, reader, root)]
+            notes[stage] = [Path(name) for name, reader in files.items() if _is_current(name, reader)]
     return notes
 
 
-def _is_current(name: str, reader: list[str], root: Path) -> bool:
+def _is_current(name: str, reader: list[str]) -> bool:
     """Return whether the file *name* exists, and *reader*, a module and its hash, is unchanged."""
     path, digest = reader
-    return (root / name).exists() and _hash(root / path) == digest
+    return Path(name).exists() and _hash(Path(path)) == digest
 
 
 def _write_notes(stage: str, readers: Mapping[Path, str]) -> None:
@@ -369,7 +370,7 @@ def _write_notes(stage: str, readers: Mapping[Path, str]) -> None:
     notes = {}
     with suppress(OSError, ValueError):
         notes = json.loads(path.read_text(encoding="utf-8"))
-    modules = {name: _normalize(reader, Path()) for name, reader in readers.items()}
+    modules = {name: _normalize(reader) for name, reader in readers.items()}
     notes[stage] = {
         name.as_posix(): [module.as_posix(), _hash(module)] for name, module in sorted(modules.items())
     }

@@ -32,31 +32,31 @@ class Import:
     """Whether it runs whenever its module is imported: it is neither in a function nor under a condition."""
 
 
-def find_imports(files: Iterable[Path], root: Path, *, certain: bool = False) -> set[Path]:
-    """Return the modules of the project in *root* that *files* import, directly or through each other.
+def find_imports(files: Iterable[Path], *, certain: bool = False) -> set[Path]:
+    """Return the modules of the project that *files* import, directly or through each other.
 
-    The paths are relative to *root*, as *files* are. With *certain*, imports in functions and under
-    conditions are left out. A file that cannot be read or parsed imports nothing.
+    The paths are relative to the current folder, that of the project. With *certain*, imports in functions
+    and under conditions are left out. A file that cannot be read or parsed imports nothing.
     """
-    folders = list_import_folders(root)
+    folders = list_import_folders()
     waiting, modules = list(files), set[Path]()
     while waiting:
         path = waiting.pop()
         imported = {
             module
-            for entry in read_imports(root / path)
+            for entry in read_imports(path)
             if entry.is_certain or not certain
-            for module in _resolve(entry, path, root, folders)
+            for module in _resolve(entry, path, folders)
         }
-        imported |= {folder / PACKAGE for folder in path.parents if has_code(root / folder / PACKAGE)}
+        imported |= {folder / PACKAGE for folder in path.parents if has_code(folder / PACKAGE)}
         waiting += imported - modules
         modules |= imported
     return modules
 
 
-def list_import_folders(root: Path) -> list[Path]:
-    """Return the folders below *root* in which Python looks for modules, relative to it; *root* is first."""
-    base = root.absolute()
+def list_import_folders() -> list[Path]:
+    """Return the folders of the project in which Python looks for modules; that of the project is first."""
+    base = Path.cwd()
     below = [Path(entry).relative_to(base) for entry in sys.path if Path(entry).is_relative_to(base)]
     return list(dict.fromkeys([Path(), *(folder for folder in below if is_of_project(folder))]))
 
@@ -71,12 +71,12 @@ def is_of_project(path: Path) -> bool:
     )
 
 
-def find_module(name: str, root: Path, folders: Iterable[Path]) -> Path | None:
-    """Return the file or the package of the module *name* in one of *folders* of *root*, if it is there."""
+def find_module(name: str, folders: Iterable[Path]) -> Path | None:
+    """Return the file or the package of the module *name* in one of *folders*, if it is there."""
     for folder in folders:
         base = folder.joinpath(*name.split("."))
         for path in (base.with_suffix(".py"), base):
-            if (root / path).exists():
+            if path.exists():
                 return path
     return None
 
@@ -141,7 +141,7 @@ def _read_nodes(statement: ast.stmt, *, is_certain: bool) -> Iterator[Import]:
                 yield Import(name, is_certain=is_certain)
 
 
-def _resolve(entry: Import, importer: Path, root: Path, folders: list[Path]) -> Iterator[Path]:
+def _resolve(entry: Import, importer: Path, folders: list[Path]) -> Iterator[Path]:
     """Yield the files of the project that *entry* in the file *importer* loads: packages and modules."""
     if entry.level:
         folders = [Path(*importer.parts[: len(importer.parts) - entry.level])]
@@ -149,18 +149,18 @@ def _resolve(entry: Import, importer: Path, root: Path, folders: list[Path]) -> 
         return
     names = entry.module.split(".") if entry.module else []
     for folder in folders:
-        files, place = _follow(names, folder, root)
+        files, place = _follow(names, folder)
         if place is not None:
             yield from files
             for name in entry.names:
-                yield from _follow([name], place, root)[0]
+                yield from _follow([name], place)[0]
             return
         if files:
             yield from files
             return
 
 
-def _follow(names: list[str], folder: Path, root: Path) -> tuple[list[Path], Path | None]:
+def _follow(names: list[str], folder: Path) -> tuple[list[Path], Path | None]:
     """Return the files that *names*, the parts of a dotted name, load from *folder*, and the last folder.
 
     The folder is None if a name is that of a module. A folder without ``__init__.py`` is a namespace package.
@@ -168,11 +168,11 @@ def _follow(names: list[str], folder: Path, root: Path) -> tuple[list[Path], Pat
     files = []
     for name in names:
         package, module = folder / name, folder / f"{name}.py"
-        if has_code(root / package / PACKAGE):
+        if has_code(package / PACKAGE):
             files.append(package / PACKAGE)
-        elif (root / module).is_file():
+        elif module.is_file():
             return [*files, module], None
-        elif not (root / package).is_dir():
+        elif not package.is_dir():
             return files, None
         folder = package
     return files, folder

@@ -65,19 +65,18 @@ def text() -> str:
     return HEAD + "".join(f'{name}: "{version}"\n' for name, version in read_installed_versions().items())
 
 
-def is_used(root: Path = Path()) -> bool:
-    """Return whether a stage in the dvc.yaml of *root* has parameters in versions.yaml."""
-    stages = stages_of(read_definition(root / "dvc.yaml")).values()
+def is_used() -> bool:
+    """Return whether a stage in dvc.yaml has parameters in versions.yaml."""
+    stages = stages_of(read_definition()).values()
     entries = [entry for stage in stages for entry in stage.get("params") or []]
     return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
 
 
-def find_stale_versions(root: Path = Path()) -> list[str]:
-    """Return a line for each entry of the versions.yaml of *root* that differs from the installed stages."""
-    if not is_used(root):
+def find_stale_versions() -> list[str]:
+    """Return a line for each entry of versions.yaml that differs from the installed stages."""
+    if not is_used():
         return []
-    path = root / PATH
-    written = read_yaml(path) if path.exists() else {}
+    written = read_yaml(PATH) if PATH.exists() else {}
     return [
         f"{PATH}: {name} is {written.get(name, 'missing')}, but {version} is installed. "
         "Run `learner versions`, and then `dvc repro`, which runs the stages that depend on it"
@@ -86,18 +85,18 @@ def find_stale_versions(root: Path = Path()) -> list[str]:
     ]
 
 
-def update_versions(root: Path = Path()) -> list[str]:
-    """Rewrite the versions.yaml of *root* if it is out of date, and return a line for each changed entry.
+def update_versions() -> list[str]:
+    """Rewrite versions.yaml if it is out of date, and return a line for each changed entry.
 
     Raises `ParamsError` if dvc.yaml does not use it.
     """
-    if not is_used(root):
+    if not is_used():
         raise ParamsError(
             f"no stage in dvc.yaml has params in {PATH}, so DVC reads the stages themselves. Run `dvc repro`"
         )
-    lines = find_stale_versions(root)
+    lines = find_stale_versions()
     if lines:
-        write_text(root / PATH, text())
+        write_text(PATH, text())
     return [line.partition(". Run `")[0] for line in lines]
 
 

@@ -1,6 +1,10 @@
-"""YAML files, read as DVC reads them, without the config classes, which take long to import."""
+"""YAML files, read as DVC reads them, without the config classes, which take long to import.
 
-from collections.abc import Mapping
+An edit of dvc.yaml adds deps to its stages, and changes no other byte.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -124,3 +128,60 @@ def _problem(error: YAMLError) -> str:
             "name a class of your own by its import path, as in kind: 'my_lab.parts:Name'"
         )
     return f"{where}{problem}"
+
+
+def add_deps(text: str, missing: Mapping[str, Sequence[Path]]) -> str:
+    """Return *text*, that of a dvc.yaml, with *missing*, paths by stage, in the deps of the stages.
+
+    Raises `ParamsError` if the deps of a stage are an alias or in another form that cannot be edited.
+    """
+    for stage, files in missing.items():
+        names = [file.as_posix() for file in files]
+        expected, edited = parse_yaml(text, "dvc.yaml"), None
+        entry = expected["stages"][stage]
+        entry["deps"] = [*(entry.get("deps") or []), *names]
+        text = _insert(text, stage, names)
+        with suppress(ParamsError):
+            edited = parse_yaml(text, "dvc.yaml")
+        if edited != expected:
+            lines = "".join(f"\n      - {name}" for name in names)
+            raise ParamsError(f"dvc.yaml: the deps of {stage} cannot be edited. Add these lines:{lines}")
+    return text
+
+
+def _insert(text: str, stage: str, names: Sequence[str]) -> str:
+    """Return *text* with a line for each of *names* after the last dep of *stage*."""
+    lines = text.splitlines(keepends=True)
+    newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
+    entry = YAML().load(text)["stages"][stage]
+    deps = entry.get("deps")
+    if deps and deps.fa.flow_style():
+        row, column = deps.lc.line, deps.lc.col
+        end = lines[row].find("]", column)  # if it is in another line, the text is not valid below
+        lines[row] = f"{lines[row][:end].rstrip()}, {', '.join(map(_quote, names))}{lines[row][end:]}"
+    elif deps:
+        row = _last_row(lines, deps.lc.item(len(deps) - 1)[0], deps.lc.col)
+        lines[row] = lines[row].rstrip("\r\n") + newline
+        lines[row + 1 : row + 1] = [f"{' ' * deps.lc.col}- {_quote(name)}{newline}" for name in names]
+    elif "deps" not in entry:
+        row, column = entry.lc.key(next(iter(entry)))
+        added = [f"{' ' * (column + 2)}- {_quote(name)}{newline}" for name in names]
+        lines[row:row] = [f"{' ' * column}deps:{newline}", *added]
+    return "".join(lines)
+
+
+def _last_row(lines: list[str], row: int, column: int) -> int:
+    """Return the last row of the item that begins in *row*, behind a dash in *column*."""
+    for following in range(row + 1, len(lines)):
+        text = lines[following].strip()
+        if text and len(lines[following]) - len(lines[following].lstrip()) <= column:
+            return row
+        if text and not text.startswith("#"):
+            row = following
+    return row
+
+
+def _quote(name: str) -> str:
+    """Return *name* as a scalar of YAML."""
+    is_plain = all(character.isalnum() or character in "._/-" for character in name) and name[0] not in "-"
+    return name if is_plain else "'" + name.replace("'", "''") + "'"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.project.definition_edit import add_deps
+from pipeline.project.yaml_files import add_deps
 from stages.contracts.errors import ParamsError
 
 BEGIN = "# head\nstages:\n  fit:\n    cmd: x  # run it\n"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.stage_run import GuardedInterrupter
-from pipeline.project.definition_edit import fix_deps
-from pipeline.project.dependencies import check_deps, find_missing_deps, guard_deps
+from pipeline.project.dependencies import check_deps, find_missing_deps, fix_deps, guard_deps
 from pipeline.project.params import Params
 from stages.contracts.errors import StageError
 

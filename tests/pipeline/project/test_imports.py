@@ -46,8 +46,9 @@ LAZY = {
 
 
 @pytest.fixture
-def project(tmp_path):
-    """Return a folder with the files of `MODULES`."""
+def project(tmp_path, monkeypatch):
+    """Return the current folder, with the files of `MODULES`."""
+    monkeypatch.chdir(tmp_path)
     for name in MODULES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('"""A package."""' if "__init__" in name else "x = 1")
@@ -59,7 +60,7 @@ def project(tmp_path):
 def list_imports(project, code, *, certain=False, name="main.py"):
     (project / name).parent.mkdir(parents=True, exist_ok=True)
     (project / name).write_text(code)
-    return sorted(path.as_posix() for path in find_imports([Path(name)], project, certain=certain))
+    return sorted(path.as_posix() for path in find_imports([Path(name)], certain=certain))
 
 
 @pytest.mark.parametrize(("code", "modules"), IMPORTS.values(), ids=IMPORTS)
@@ -98,5 +99,5 @@ def test_folder_of_an_editable_installation_is_searched(project, monkeypatch):
     monkeypatch.syspath_prepend(str(project / "src"))
     monkeypatch.syspath_prepend(str(project / ".venv/lib"))
 
-    assert list_import_folders(project) == [Path(), Path("src")]
+    assert list_import_folders() == [Path(), Path("src")]
     assert list_imports(project, "import below, hidden") == ["src/below.py"]

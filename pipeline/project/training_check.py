@@ -1,17 +1,22 @@
-"""Check that the metrics in params fit the model, the names of files, and the rules that monitor them."""
+"""Checks of metrics against the model, the names of files and the rules, and of the spans of a schedule."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 from pipeline.project.params import Params
 from stages.contracts import plugins
+from stages.contracts.burn import choose_version
 from stages.contracts.errors import StageError
 from stages.contracts.history import Split, check_file_names
+from stages.data.storage import read_info
 from stages.models.config import BUILT_IN as MODELS
-from stages.optim.schedules import ScheduleUse, parse_monitor
+from stages.optim.run_length import RunLength, unit_of
+from stages.optim.schedules import Rule, ScheduleUse, parse_monitor
 
 NAMES = {"loss": "Loss", "accuracy": "Accuracy"}
 """The names of metrics that need no import, by their kinds."""
@@ -44,16 +49,17 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
         Split.TRAIN: built,
         Split.VALID: [metric for metric in built if not metric.options.train_only],
     }
-    tests: list[tuple[str, Callable[[], None]]] = [
+    tests: list[tuple[str, Callable[[], object]]] = [
         ("fit.metrics", lambda: check_file_names(metric.name for metric in built)),
         ("fit.metrics", lambda: checks.check_metric_inputs(_find_model(params), metrics)),
     ]
     for key, rule in _list_rules(params).items():
         tests.append((key, partial(checks.check_monitored_metrics, rule, metrics)))
-    yield from ((key, message) for key, test in tests if (message := _try(test)))
+    yield from ((key, message) for key, test in tests if (message := describe_mistake(test)))
 
 
-def _try(test: Callable[[], None]) -> str:
+def describe_mistake(test: Callable[[], object]) -> str:
+    """Return the message of the `StageError` that *test* raises; empty if it raises none."""
     try:
         test()
     except StageError as error:
@@ -78,3 +84,37 @@ def _list_rules(params: Params) -> Mapping[str, Any]:
     if isinstance(schedule, ScheduleUse) and schedule.is_plateau:
         rules["build_learner.schedule.monitor"] = Plateau(frozenset({parse_monitor(schedule.monitor)}))
     return rules
+
+
+def describe_schedule(params: Params, dataset: Path) -> list[str]:
+    """Return a line for each span of the schedule with the steps that it is; none without a span.
+
+    *dataset* is the description of the data that load-data wrote. Raises `ParamsError` if a span is longer
+    than the run.
+    """
+    schedule = params.build_learner.schedule
+    if not isinstance(schedule, Rule) or not schedule.spans:
+        return []
+    if not dataset.exists():
+        return [f"build_learner.schedule: the steps of {', '.join(schedule.spans)} are known after load-data"]
+    fit = params.fit
+    batches = ceil(read_info(dataset).counts["train"] / fit.batch_size)
+    limits = (fit.limit_batches.train, fit.overfit_batches)
+    batches = min([batches, *(limit for limit in limits if limit is not None)])
+    version = choose_version(fit.burn, fit.recorder.suffix)
+    unit = unit_of(schedule.per, version, accumulates=fit.grads_accumulation.batches > 1)
+    resolved = schedule.resolve(RunLength(fit.num_epochs, batches, fit.grads_accumulation), per=unit)
+    lines = _compare(schedule.model_dump(), resolved.model_dump(), "build_learner.schedule")
+    return [f"{line}, one per {unit}" for line in lines]
+
+
+def _compare(stated: Any, resolved: Any, key: str) -> Iterator[str]:
+    """Yield a line for each text in *stated* for which *resolved* has a number."""
+    if isinstance(stated, dict):
+        for name, value in stated.items():
+            yield from _compare(value, resolved[name], f"{key}.{name}")
+    elif isinstance(stated, list | tuple):
+        for number, value in enumerate(stated):
+            yield from _compare(value, resolved[number], f"{key}[{number}]")
+    elif isinstance(stated, str) and isinstance(resolved, int):
+        yield f"{key}: {stated} is {resolved} {'step' if resolved == 1 else 'steps'}"
