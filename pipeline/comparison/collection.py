@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,36 +18,19 @@ from stages.runs.overview import read_durations
 PARAMS = "params.yaml"
 MAX_POINTS = 1000
 """Points of a curve of batches. A longer curve is thinned: more points could not be distinguished."""
-_PARTS_OF_NAMES = {
-    Direction.LOWEST: (
-        "loss",
-        "error",
-        "perplexity",
-        "deviance",
-        "brier",
-        "bouldin",
-        "ranked probability",
-        "rankedprobability",
+_NAMES = {
+    Direction.LOWEST: re.compile(
+        r"loss|error|perplexity|deviance|brier|bouldin|ranked ?probability"
+        r"|(?<![a-z0-9])(mae|mse|rmse|wer|cer)(?![a-z0-9])"
     ),
-    Direction.HIGHEST: (
-        "accuracy",
-        "auroc",
-        "precision",
-        "recall",
-        "score",
-        "bleu",
-        "rouge",
-        "dice",
-        "ssim",
-        "psnr",
+    Direction.HIGHEST: re.compile(
+        r"accuracy|auroc|precision|recall|score|bleu|rouge|dice|ssim|psnr"
+        r"|(?<![a-z0-9])(auc|f1|map|iou|r2)(?![a-z0-9])"
     ),
 }
-"""Parts of the name of a metric that imply a direction, anywhere in the name; the lowest are tested first."""
-_WORDS_OF_NAMES = {
-    Direction.LOWEST: {"mae", "mse", "rmse", "wer", "cer"},
-    Direction.HIGHEST: {"auc", "f1", "map", "iou", "r2"},
-}
-"""Words that are too short for that, and must be separate words of the name."""
+"""Parts of the name of a metric that imply a direction; the lowest are tested first, and short ones are words."""
+DurationsByMetrics = Mapping[str, Mapping[str, float]]
+"""The md5 of metrics.json to the key of a run to its seconds."""
 CurvePoint = tuple[int, float]
 """Epoch or step, and value."""
 Cell = tuple[str | int, ...]
@@ -65,76 +47,56 @@ def collect_runs(revs: Sequence[str] | None = None) -> Comparison:
 
 def summarize(revisions: Mapping[str, RevisionFiles]) -> Comparison:
     """Return the comparison of the runs *revisions*. A run's notes list what the cache lacks."""
-    durations = Durations(runs_root())
+    durations = read_durations(runs_root())
     return Comparison(tuple(_summary(name, files, durations) for name, files in revisions.items()))
 
 
-class Durations:
-    """The durations of the runs whose stores are or were below *root*, by the hash of their metrics.
+def find_duration(durations: DurationsByMetrics, metrics_md5: str | None) -> float | None:
+    """Return the seconds of the run whose metrics.json has that md5; None unless exactly one run has it.
 
-    They come from records beside the run stores, because no tracked output depends on the clock.
+    *durations* come from records beside the run stores, because no tracked output depends on the clock.
     """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def seconds(self, metrics_md5: str | None) -> float | None:
-        """Return the seconds of the run whose metrics.json has that md5; None unless exactly one has it."""
-        seconds_by_key = self._by_metrics.get(metrics_md5 or "", {})
-        return next(iter(seconds_by_key.values())) if len(seconds_by_key) == 1 else None
-
-    @cached_property
-    def _by_metrics(self) -> dict[str, dict[str, float]]:
-        """Md5 to run key to seconds."""
-        return read_durations(self._root)
+    seconds = list(durations.get(metrics_md5 or "", {}).values())
+    return seconds[0] if len(seconds) == 1 else None
 
 
-def _summary(name: str, files: RevisionFiles, durations: Durations) -> RunSummary:
+def _summary(name: str, files: RevisionFiles, durations: DurationsByMetrics) -> RunSummary:
     try:
         return _read_run(name, files, durations)
     except StageError as error:
         raise type(error)(f"run {name}: {error}") from error
 
 
-def _read_run(name: str, files: RevisionFiles, durations: Durations) -> RunSummary:
+def _read_run(name: str, files: RevisionFiles, durations: DurationsByMetrics) -> RunSummary:
     params, notes = _params(files)
     metrics = read_epoch_curves(files)
     output = files.paths.get("metrics")
     cached = files.is_cached
-    if files.collision:
-        notes.append(_collision_note(files.collision))
-    if files.damaged:
-        notes.append(_damage_note(files))
-    elif files.lock and not cached:
-        notes.append(_missing_note(files))
     return RunSummary(
         name=name,
         sha=files.sha,
         params=params,
         metrics=metrics,
         epochs=max((max(curve.series) for curve in metrics.values()), default=None),
-        seconds=durations.seconds(files.hashes.get(output.as_posix())) if output else None,
+        seconds=find_duration(durations, files.hashes.get(output.as_posix())) if output else None,
         committed=files.committed,
         cached=cached,
-        notes=tuple(notes),
+        notes=(*notes, *_list_notes(files, cached=cached)),
     )
 
 
-def _collision_note(name: str) -> str:
-    return (
-        f"the experiment {name!r} has the name of another revision and is listed by its SHA. "
-        f"Run `dvc exp rename {name} NEW_NAME`"
-    )
-
-
-def _missing_note(files: RevisionFiles) -> str:
-    command = "`dvc fetch --all-commits` or `dvc exp pull`" if files.sha else "`dvc fetch` or `dvc repro`"
-    return f"not all outputs are in the cache. Run {command}"
-
-
-def _damage_note(files: RevisionFiles) -> str:
-    paths = ", ".join(map(str, sorted(files.damaged)))
-    return f"damaged in the cache: {paths}. Run `learner doctor --deep --fix` to remove it"
+def _list_notes(files: RevisionFiles, *, cached: bool) -> Iterator[str]:
+    if files.collision:
+        yield (
+            f"the experiment {files.collision!r} has the name of another revision and is listed by its SHA. "
+            f"Run `dvc exp rename {files.collision} NEW_NAME`"
+        )
+    if files.damaged:
+        paths = ", ".join(map(str, sorted(files.damaged)))
+        yield f"damaged in the cache: {paths}. Run `learner doctor --deep --fix` to remove it"
+    elif files.lock and not cached:
+        command = "`dvc fetch --all-commits` or `dvc exp pull`" if files.sha else "`dvc fetch` or `dvc repro`"
+        yield f"not all outputs are in the cache. Run {command}"
 
 
 def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
@@ -212,11 +174,7 @@ def direction_of(metric: str) -> Direction | None:
     None if the name implies no direction, such as that of a learning rate.
     """
     name = metric.casefold()
-    words = set(re.findall(r"[a-z0-9]+", name))
-    for direction in (Direction.LOWEST, Direction.HIGHEST):
-        if words & _WORDS_OF_NAMES[direction] or any(part in name for part in _PARTS_OF_NAMES[direction]):
-            return direction
-    return None
+    return next((direction for direction, pattern in _NAMES.items() if pattern.search(name)), None)
 
 
 def thin(points: Sequence[CurvePoint], limit: int = MAX_POINTS) -> list[CurvePoint]:

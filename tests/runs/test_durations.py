@@ -6,13 +6,13 @@ import shutil
 import pytest
 import torch
 
-from pipeline.comparison.collection import Durations
+from pipeline.comparison.collection import find_duration
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.records import DefaultRecorder
 from stages.runs import open_store, prune
-from stages.runs.overview import record_duration, working_seconds
+from stages.runs.overview import read_durations, record_duration, working_seconds
 from stages.system.files import md5
 
 LINES = [
@@ -72,11 +72,11 @@ def test_duration_does_not_include_the_time_between_two_processes(tmp_path, inte
 
 def test_duration_of_a_pruned_run_is_kept(root):
     metrics = finish(root, 1, "{}")
-    assert Durations(root).seconds(metrics) == 12.5
+    assert find_duration(read_durations(root), metrics) == 12.5
 
     assert len(prune(root, 0)) == 1
 
-    assert Durations(root).seconds(metrics) == 12.5
+    assert find_duration(read_durations(root), metrics) == 12.5
 
 
 def test_duration_of_a_run_is_kept_if_its_store_is_resumed(root):
@@ -84,7 +84,7 @@ def test_duration_of_a_run_is_kept_if_its_store_is_resumed(root):
 
     later = finish(root, 1, '{"epoch": 3}')
 
-    assert Durations(root).seconds(metrics) == Durations(root).seconds(later) == 12.5
+    assert find_duration(read_durations(root), metrics) == find_duration(read_durations(root), later) == 12.5
 
 
 def test_runs_with_equal_metrics_have_no_duration(root):
@@ -93,8 +93,8 @@ def test_runs_with_equal_metrics_have_no_duration(root):
 
     finish(root, 2, "{}")
 
-    assert Durations(root).seconds(metrics) is None
-    assert Durations(root).seconds(None) is None
+    assert find_duration(read_durations(root), metrics) is None
+    assert find_duration(read_durations(root), None) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"seconds": "1"}'])
@@ -104,7 +104,7 @@ def test_damaged_record_of_a_duration_is_ignored(root, content):
     [record] = root.rglob("*.json")
     record.write_text(content)
 
-    assert Durations(root).seconds(metrics) is None
+    assert find_duration(read_durations(root), metrics) is None
 
 
 def test_run_finishes_although_its_duration_cannot_be_recorded(root):
@@ -113,10 +113,10 @@ def test_run_finishes_although_its_duration_cannot_be_recorded(root):
 
     metrics = finish(root, 1, "{}")
 
-    assert Durations(root).seconds(metrics) is None
+    assert find_duration(read_durations(root), metrics) is None
 
 
 def test_project_without_runs_has_no_durations(tmp_path):
     shutil.rmtree(tmp_path)
 
-    assert Durations(tmp_path).seconds("0" * 32) is None
+    assert find_duration(read_durations(tmp_path), "0" * 32) is None
