@@ -28,7 +28,7 @@ _NAMES = {
         r"|(?<![a-z0-9])(auc|f1|map|iou|r2)(?![a-z0-9])"
     ),
 }
-"""Parts of the name of a metric that imply a direction; the lowest are tested first, and short ones are words."""
+"""What implies a direction in the name of a metric: parts of it, and short words; the lowest come first."""
 DurationsByMetrics = Mapping[str, Mapping[str, float]]
 """The md5 of metrics.json to the key of a run to its seconds."""
 CurvePoint = tuple[int, float]

@@ -6,12 +6,11 @@ neither DVC nor a kill changes the user's files.
 """
 
 import os
-import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -19,21 +18,21 @@ from typing import Any
 
 from dvc.config import Config, merge
 from dvc.repo import Repo
+from pygit2 import Blob, Object, Oid, Tree
 
 from pipeline.project.git import (
     MAX_LISTED_FILES,
-    GitObject,
     find_head,
     git_error,
     list_changed_submodules,
     list_submodules,
-    read_objects,
     run_git,
     try_git,
 )
 from pipeline.project.params_edit import parse_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE
 from pipeline.project.revisions.dvc_checks import apply_checks
+from pipeline.project.revisions.names import read_objects
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.contracts.text import join_names
 from stages.runs.layout import RUNS_FOLDER
@@ -59,8 +58,6 @@ class FrozenProject:
     """The commit that the experiments belong to."""
     commit: str
     """HEAD with the changes in the workspace; HEAD itself if nothing has changed."""
-    read: Mapping[str, GitObject | None] = field(default_factory=dict, compare=False, repr=False)
-    """Objects of git, by name, that `read_ahead` has read."""
 
     @property
     def prefix(self) -> Path:
@@ -69,24 +66,14 @@ class FrozenProject:
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
-        file = self._read(commit, path)
-        return None if file is None else file.content.decode()
-
-    def read_ahead(self, paths: Sequence[str], commits: Iterable[str]) -> "FrozenProject":
-        """Return the project after one process of git has read *paths* and the root folder of *commits*."""
-        names = [_name(commit, path) for commit in (self.commit, *commits) for path in ("", *paths)]
-        return replace(self, read=dict(zip(names, read_objects(self.root, names), strict=True)))
+        [file] = read_objects(self.root, [f"{commit or self.commit}:{path}"])
+        return file.data.decode() if isinstance(file, Blob) else None
 
     def list_changed_entries(self, commit: str) -> set[str]:
         """Return the names in the root folder of the project whose file or folder differs in *commit*."""
-        entry = re.compile(rb"(\d+ ([^\0]+)\0.{%d})" % (len(self.commit) // 2), re.DOTALL)
-        folders = [self._read(each, "") for each in (None, commit)]
-        before, after = (set(entry.findall(folder.content) if folder else ()) for folder in folders)
-        return {os.fsdecode(name) for _, name in before ^ after}
-
-    def _read(self, commit: str | None, path: str) -> GitObject | None:
-        name = _name(commit or self.commit, path)
-        return self.read[name] if name in self.read else _read_object(self.root, name)
+        folders = read_objects(self.root, [f"{self.commit}:", f"{commit}:"])
+        before, after = (_list_entries(folder) for folder in folders)
+        return {name for name, _, _ in before ^ after}
 
     def content(self, path: str, commit: str | None = None) -> Any:
         """Return the values in the file *path*, read as DVC reads params; empty if the file is missing."""
@@ -105,14 +92,10 @@ class FrozenProject:
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
 
 
-def _name(commit: str, path: str) -> str:
-    """Return git's name of the object at *path*, below the project, in *commit*."""
-    return f"{commit}:./{path}"
-
-
-@lru_cache(maxsize=256)
-def _read_object(root: Path, name: str) -> GitObject | None:
-    return read_objects(root, [name])[0]
+def _list_entries(folder: Object | None) -> set[tuple[str, Oid, int]]:
+    """Return the name, the id and the mode of each entry of *folder*; none if it is missing."""
+    entries = folder if isinstance(folder, Tree) else ()
+    return {(str(entry.name), entry.id, entry.filemode) for entry in entries}
 
 
 def freeze(root: Path) -> FrozenProject:

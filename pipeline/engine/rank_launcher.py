@@ -123,8 +123,10 @@ def open_local_store() -> Any:
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
         handle = listener.detach()  # the store closes it
-    store: Any = import_module("torch.distributed").TCPStore
-    return store(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=handle)
+    distributed: Any = import_module("torch.distributed")
+    return distributed.TCPStore(
+        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=handle
+    )
 
 
 class _Ranks:

@@ -14,10 +14,7 @@ import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pipeline.project.paths import find_above, runs_root
 from stages.contracts.errors import ParamsError, StageError
@@ -37,8 +34,6 @@ _SHARED_INDEX = b"link"
 """Name of the extension of an index whose entries are in another file."""
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
-_UNFOLLOWED_LINK = re.compile(r"(?:symlink|dangling|loop|notdir) (\d+)")
-"""Matches the header for a link that leads out of the commit, or to nothing; its target follows."""
 DVC_FOLDER = Path(".dvc")
 VARIABLES_OF_A_REPOSITORY = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -60,15 +55,6 @@ VARIABLES_OF_A_REPOSITORY = (
 SETTINGS_OF_A_CALL = ("GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS")
 """Variables with settings such as safe.directory, which git itself passes on to its calls for a submodule."""
 MAX_LISTED_FILES = 3
-
-
-@dataclass(frozen=True)
-class GitObject:
-    """A commit or a file."""
-
-    sha: str
-    kind: str
-    content: bytes
 
 
 def list_tracked_files(folder: Path) -> dict[Path, bool]:
@@ -136,7 +122,14 @@ def try_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
     Raises `StageError` if git is missing.
     """
-    return _run(folder, arguments, text=True, stdin=subprocess.DEVNULL)
+    command = ["git", "-C", str(folder), *arguments]
+    environment = without_repository(os.environ)
+    try:
+        return subprocess.run(  # noqa: S603  no shell
+            command, env=environment, capture_output=True, check=False, text=True, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise StageError(f"git cannot be started ({error.strerror}). Install git") from error
 
 
 def git_error(folder: Path, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> StageError:
@@ -158,66 +151,9 @@ def find_head(root: Path) -> str:
     return head.stdout.strip()
 
 
-def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
-    """Return the object of each of *names* in the repository *folder*; None for a missing object.
-
-    A name is a SHA, or ``SHA:path`` for a file, also through a link to one in the same commit. One process
-    reads all objects: starting one for each, or a reader of scmrepo, takes most of the time of a long
-    comparison. Raises `StageError` if git fails.
-    """
-    requested = "".join(f"{name}\n" for name in names)
-    done = _run(folder, ["cat-file", "--batch", "--follow-symlinks"], input=requested.encode())
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip()
-        raise StageError(f"git cannot read {folder}: {reason}. Run `git fsck` in that folder")
-    return _parse_objects(done.stdout, len(names))
-
-
-def commit_time(commit: GitObject) -> datetime:
-    """Return the time of *commit*, in the time zone of its committer."""
-    header = commit.content.partition(b"\n\n")[0].decode("utf-8", errors="replace")
-    [line] = [line for line in header.split("\n") if line.startswith("committer ")]
-    seconds, zone = line.rsplit(" ", 2)[1:]
-    return datetime.fromtimestamp(int(seconds), datetime.strptime(zone, "%z").tzinfo)
-
-
 def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
     """Return *environment* without the variables with which a hook of git names its repository and index."""
     return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}
-
-
-def _run(folder: Path, arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
-    command = ["git", "-C", str(folder), *arguments]
-    environment = without_repository(os.environ)
-    try:
-        return subprocess.run(command, env=environment, capture_output=True, check=False, **options)  # noqa: S603  no shell
-    except OSError as error:
-        raise StageError(f"git cannot be started ({error.strerror}). Install git") from error
-
-
-def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
-    """Return the *count* objects in the *output* of ``git cat-file --batch``."""
-    by_sha: dict[str, GitObject] = {}
-    """Runs have most of their files in common."""
-    objects: list[GitObject | None] = []
-    start = 0
-    while len(objects) < count:
-        end = output.index(b"\n", start)
-        header = output[start:end].decode("utf-8", errors="replace")
-        start = end + 1
-        if header.endswith((" missing", " ambiguous")):
-            objects.append(None)
-            continue
-        if (unfollowed := _UNFOLLOWED_LINK.fullmatch(header)) is not None:
-            objects.append(None)
-            start += int(unfollowed[1]) + 1
-            continue
-        sha, kind, size = header.split()
-        if sha not in by_sha:
-            by_sha[sha] = GitObject(sha, kind, output[start : start + int(size)])
-        objects.append(by_sha[sha])
-        start += int(size) + 1
-    return objects
 
 
 def check_delivered_files() -> None:

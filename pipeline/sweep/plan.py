@@ -35,8 +35,6 @@ EPOCHS = "fit.num_epochs"
 REPEATED_SEEDS = ("build_learner.seed", "fit.seed")
 """The params of which each repeat of a point has other values."""
 MAX_NAME_LENGTH = 80
-POINTS_READ_AHEAD = 256
-"""Points whose experiments one process of git reads."""
 _BRACKETS = re.compile(r"[\[\]{}'\"\s]")
 _HASH_LINES = re.compile(r"^ {6}(md5|size|nfiles): .*\n", re.MULTILINE)
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._+=,-]+")
@@ -171,13 +169,8 @@ def plan_points(
     existing = _Experiments(
         base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
     )
-    named = list(zip(points, short_point_names(points), strict=True))
-    return [
-        _plan_point(part, point, short, epochs)
-        for start in range(0, len(named), POINTS_READ_AHEAD)
-        for part in [existing.read_ahead(named[start : start + POINTS_READ_AHEAD])]
-        for point, short in named[start : start + POINTS_READ_AHEAD]
-    ]
+    named = zip(points, short_point_names(points), strict=True)
+    return [_plan_point(existing, point, short, epochs) for point, short in named]
 
 
 def check_plan(planned: Sequence[PlannedPoint]) -> None:
@@ -195,12 +188,6 @@ class _Experiments:
     """Name to commit."""
     tree: str
     """The tree of the project."""
-
-    def read_ahead(self, named: Iterable[tuple[Point, str]]) -> "_Experiments":
-        """Return the experiments after the files of those of *named*, points with their names, are read."""
-        files = {path for point, _ in named for path, _ in point.overrides}
-        commits = [self.commits[name] for _, name in named if name in self.commits]
-        return replace(self, base=self.base.read_ahead(["dvc.lock", "dvc.yaml", *files], commits))
 
     def find(self, names: Sequence[str], params: Mapping[str, Any]) -> str | None:
         """Return the first of *names* whose experiment has *params*, or None."""

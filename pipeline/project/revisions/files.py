@@ -1,6 +1,6 @@
 """The files of revisions, read from git and DVC's local cache without a checkout or a download.
 
-One git process reads the tracked files of all revisions, and each cached file is read and verified once,
+Each cached file is read and verified once,
 however many runs have it: so 1,000 runs are compared in seconds.
 """
 
@@ -14,15 +14,18 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.project.git import commit_time, read_objects
+from pygit2 import Blob
+
 from pipeline.project.lockfile import parse_lockfile
 from pipeline.project.paths import parse_paths
 from pipeline.project.revisions.dvc_checks import DIRECTORY_SUFFIX
 from pipeline.project.revisions.names import (
+    commit_time,
     experiments_on_head,
     find_collisions,
     open_project,
     read_commits,
+    read_objects,
     resolve_all,
 )
 from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml, stages_of
@@ -272,14 +275,11 @@ class RevisionFiles:
 
 def _read_committed(root: Path, shas: Collection[str], cache: LocalCache) -> dict[str, RevisionFiles]:
     """Return the files of the commits *shas* in the repository *root*, by SHA."""
-    folder = Path.cwd().resolve().relative_to(root.resolve())
-    paths = [(folder / name).as_posix() for name in TRACKED]
-    objects = read_objects(root, [f"{sha}:{path}" for sha in shas for path in paths])
     revisions = {}
-    for index, commit in enumerate(read_commits(root, list(shas))):
-        files = zip(TRACKED, objects[index * len(paths) : (index + 1) * len(paths)], strict=True)
-        tracked = {name: file.content for name, file in files if file and file.kind == "blob"}
-        revisions[commit.sha] = RevisionFiles(tracked, cache, sha=commit.sha, committed=commit_time(commit))
+    for sha, commit in zip(shas, read_commits(root, list(shas)), strict=True):
+        files = zip(TRACKED, read_objects(Path.cwd(), [f"{sha}:{name}" for name in TRACKED]), strict=True)
+        tracked = {name: file.data for name, file in files if isinstance(file, Blob)}
+        revisions[sha] = RevisionFiles(tracked, cache, sha=sha, committed=commit_time(commit))
     return revisions
 
 

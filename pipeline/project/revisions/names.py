@@ -1,9 +1,14 @@
-"""Names of revisions: experiments, branches, tags, SHAs and expressions of git, resolved to full SHAs."""
+"""Names of revisions: experiments, branches, tags, SHAs and expressions of git, and the objects they name."""
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+import pygit2
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.repo.experiments.utils import (
@@ -14,9 +19,12 @@ from dvc.repo.experiments.utils import (
 )
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
-from pipeline.project.git import GitObject, commit_time, find_head, read_objects
+from pipeline.project.git import find_head
 from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, StageError
+
+MAX_LINKS = 40
+"""Links in the path of a file, as in Linux."""
 
 
 @contextmanager
@@ -88,7 +96,8 @@ def experiments_on_head(repo: Repo) -> dict[str, str]:
     refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
     commits = read_commits(Path(repo.scm.root_dir), [str(ref) for ref in refs])
     dated = sorted(
-        (commit_time(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
+        (commit_time(commit), str(ref.name), str(commit.id))
+        for ref, commit in zip(refs, commits, strict=True)
     )
     return {name: sha for _, name, sha in dated}
 
@@ -100,16 +109,66 @@ def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
     """
     commits = read_objects(Path(repo.scm.root_dir), [f"{name}^{{commit}}" for name in experiments])
     pairs = zip(experiments.items(), commits, strict=True)
-    return {name for (name, sha), commit in pairs if commit and commit.sha != sha}
+    return {name for (name, sha), commit in pairs if commit and str(commit.id) != sha}
 
 
-def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
+def read_commits(root: Path, names: Sequence[str]) -> list[pygit2.Commit]:
     """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
     commits = read_objects(root, [f"{name}^{{commit}}" for name in names])
     missing = [name for name, commit in zip(names, commits, strict=True) if commit is None]
     if missing:
         raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
-    return [commit for commit in commits if commit]
+    return [commit for commit in commits if isinstance(commit, pygit2.Commit)]
+
+
+def commit_time(commit: pygit2.Commit) -> datetime:
+    """Return the time of *commit*, in the time zone of its committer."""
+    zone = timezone(timedelta(minutes=commit.commit_time_offset))
+    return datetime.fromtimestamp(commit.commit_time, zone)
+
+
+def read_objects(folder: Path, names: Sequence[str]) -> list[pygit2.Object | None]:
+    """Return the object of each of *names*; None for a missing object.
+
+    A name is a revision in the repository of *folder*, or ``REVISION:PATH`` for a file or a folder below
+    *folder*, also through links in the same commit. Raises `StageError` if there is no repository.
+    """
+    repository, prefix = _open_repository(folder)
+    objects = []
+    for name in names:
+        revision, is_file, path = name.partition(":")
+        try:
+            named = repository.revparse_single(revision)
+            if is_file:
+                named = _find_file(named.peel(pygit2.Tree), posixpath.join(prefix, path))
+            objects.append(named)
+        except (KeyError, ValueError, TypeError, pygit2.GitError):
+            objects.append(None)
+    return objects
+
+
+@lru_cache(maxsize=8)
+def _open_repository(folder: Path) -> tuple[pygit2.Repository, str]:
+    """Return the repository of *folder*, and the path of *folder* in it."""
+    try:
+        repository = pygit2.Repository(pygit2.discover_repository(str(folder)) or str(folder))
+        return repository, folder.resolve().relative_to(repository.workdir).as_posix()
+    except pygit2.GitError as error:
+        raise StageError(f"git cannot read {folder}: {error}. Run `git status` in that folder") from error
+
+
+def _find_file(root: pygit2.Tree, path: str, links: int = 0) -> Any:
+    """Return the object at *path* below *root*, through links; raise `KeyError` if there is none."""
+    parts: tuple[str, ...] = PurePosixPath(posixpath.normpath(path)).parts
+    entry: Any = root
+    for place, name in enumerate(parts):
+        entry = entry / name
+        if entry.filemode == pygit2.enums.FileMode.LINK:
+            target = posixpath.join(*parts[:place], entry.data.decode(), *parts[place + 1 :])
+            if links == MAX_LINKS:
+                raise KeyError(path)
+            return _find_file(root, target, links + 1)
+    return entry
 
 
 def _check_not_blank(name: str) -> None:

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from pipeline.project.git import commit_time, read_objects, run_git, try_git
+from pipeline.project.git import run_git, try_git
+from pipeline.project.revisions.names import commit_time, read_objects
 from stages.contracts.errors import StageError
 
 WHEN = "2026-03-04T05:06:07+0530"
@@ -31,14 +32,14 @@ def test_objects_are_in_the_order_of_their_names(repository):
         repository, [path, f"{head}:missing.yaml", head, path, "no such name"]
     )
 
-    assert params.content == PARAMS.encode()
+    assert params.data == PARAMS.encode()
     assert (missing, unknown, same) == (None, None, params)
-    assert (commit.sha, commit.kind) == (head, "commit")
+    assert (str(commit.id), commit.type_str) == (head, "commit")
     assert commit_time(commit).isoformat() == "2026-03-04T05:06:07+05:30"
 
 
-def test_folder_that_is_not_a_repository_is_an_error_with_the_message_of_git(tmp_path):
-    with pytest.raises(StageError, match=r"git cannot read .*not a git repository"):
+def test_folder_that_is_not_a_repository_is_an_error(tmp_path):
+    with pytest.raises(StageError, match=r"git cannot read .*Repository not found"):
         read_objects(tmp_path, ["HEAD"])
 
 
@@ -63,7 +64,7 @@ def test_link_in_a_commit_is_the_file_that_it_leads_to(repository):
     run_git(repository, "add", "-A")
     tree = run_git(repository, "write-tree").strip()
 
-    names = [f"{tree}:./{name}.yaml" for name in ("outside", "linked", "broken", "base")]
+    names = [f"{tree}:{name}.yaml" for name in ("outside", "linked", "broken", "base")]
     outside, linked, broken, base = read_objects(repository / "project", names)
 
     assert (outside, broken) == (None, None)
