@@ -10,11 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.engine.signals import defer_signals
 from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked, run_and_return_error
@@ -28,74 +28,9 @@ RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variables with the default of ``--address``."""
 _RAY_OPTIONS = {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}}
 """Ray hides the GPUs from tasks that request none, but here each point claims its own GPU."""
-
-
-class Future(Protocol):
-    """A point in progress, as every executor returns it."""
-
-    def add_done_callback(self, fn: Callable[[Any], Any], /) -> None:
-        """Call *fn* when the point has finished."""
-        ...
-
-    def result(self) -> Any:
-        """Return the error of the point, if any. Raises what the job raised, or the error of its worker."""
-        ...
-
-
-Submit = Callable[[Job], Future]
+Submit = Callable[[Job], Any]
+"""A function that submits a job, and returns its future; the result is the error of the job, if any."""
 Report = Callable[[Job, Exception | None], None]
-
-
-class Executor(Protocol):
-    """A pool of workers that runs points."""
-
-    @property
-    def name(self) -> str:
-        """The value of ``--engine``."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """The number of points at a time."""
-        ...
-
-    def start(self) -> AbstractContextManager[Submit]:
-        """Start the workers, without Prefect, and return the function that submits a job to them.
-
-        The workers stop when the block ends. Raises `StageError` if the cluster is unreachable.
-        """
-        ...
-
-    def task_runner(self) -> Any:
-        """Return Prefect's task runner for these workers; None for threads, which are its default."""
-        ...
-
-
-def build_executor(engine: str, width: int, address: str | None = None) -> Executor:
-    """Return the executor *engine* (``threads``, ``dask`` or ``ray``) for *width* points at a time.
-
-    *address* is that of an existing cluster; None starts workers on this host. Raises `ParamsError` if the
-    packages of the executor are not installed, or if threads get an address.
-    """
-    if engine == "threads":
-        if address:
-            raise ParamsError(
-                f"--address {address} needs a cluster, but --engine is threads. "
-                "Add --engine dask or --engine ray"
-            )
-        return ThreadExecutor(width)
-    try:
-        if engine == "dask":
-            address = address or os.environ.get(DASK_ADDRESS)
-            distributed, prefect_dask = import_module("distributed"), import_module("prefect_dask")
-            return DaskExecutor(width, address, distributed, prefect_dask)
-        address = address or os.environ.get(RAY_ADDRESS)
-        return RayExecutor(width, address, import_module("ray"), import_module("prefect_ray"))
-    except ModuleNotFoundError as error:
-        raise ParamsError(
-            f"--engine {engine} needs {error.name}, which is not installed. "
-            f"Run pip install 'learner-pipeline[{engine}]'"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -137,25 +72,21 @@ class DaskExecutor:
 
     @contextmanager
     def start(self) -> Iterator[Submit]:
-        """Start the workers, or connect to the cluster."""
+        """Start the workers, or connect to the cluster. Raises `StageError` if that is unreachable."""
         with ExitStack() as stack:
-            client = stack.enter_context(self._connect() if self.address else self._start_workers(stack))
+            client = stack.enter_context(self._connect(stack))
+            yield lambda job: client.submit(run_and_return_error, job, pure=False, retries=0)
 
-            def submit(job: Job) -> Any:
-                return client.submit(run_and_return_error, job, pure=False, retries=0)
-
-            yield submit
-
-    def _connect(self) -> Any:
+    def _connect(self, stack: ExitStack) -> Any:
+        if not self.address:
+            cluster = self.distributed.LocalCluster(**self._local())
+            return self.distributed.Client(stack.enter_context(cluster))
         try:
             return self.distributed.Client(self.address, timeout=TIMEOUT_SECONDS)
         except OSError as error:
             raise StageError(
                 f"no Dask scheduler answers at {self.address}: {error}. Start one, or set another --address"
             ) from error
-
-    def _start_workers(self, stack: ExitStack) -> Any:
-        return self.distributed.Client(stack.enter_context(self.distributed.LocalCluster(**self._local())))
 
     def task_runner(self) -> Any:
         """Return Prefect's task runner for Dask."""
@@ -197,11 +128,7 @@ class RayExecutor:
             with defer_signals():  # a start that is interrupted leaves threads that crash when Python exits
                 self._connect(options)
             task = self.ray.remote(max_retries=1)(run_and_return_error)  # if its worker is killed
-
-            def submit(job: Job) -> Any:
-                return task.remote(job).future()
-
-            yield submit
+            yield lambda job: task.remote(job).future()
         finally:
             self.ray.shutdown()
 
@@ -230,6 +157,37 @@ class RayExecutor:
         }
 
 
+Executor = ThreadExecutor | DaskExecutor | RayExecutor
+"""Workers that run points: `start` yields the function that submits a job; `task_runner` is Prefect's."""
+
+
+def build_executor(engine: str, width: int, address: str | None = None) -> Executor:
+    """Return the executor *engine* (``threads``, ``dask`` or ``ray``) for *width* points at a time.
+
+    *address* is that of an existing cluster; None starts workers on this host. Raises `ParamsError` if the
+    packages of the executor are not installed, or if threads get an address.
+    """
+    if engine == "threads":
+        if address:
+            raise ParamsError(
+                f"--address {address} needs a cluster, but --engine is threads. "
+                "Add --engine dask or --engine ray"
+            )
+        return ThreadExecutor(width)
+    try:
+        if engine == "dask":
+            address = address or os.environ.get(DASK_ADDRESS)
+            distributed, prefect_dask = import_module("distributed"), import_module("prefect_dask")
+            return DaskExecutor(width, address, distributed, prefect_dask)
+        address = address or os.environ.get(RAY_ADDRESS)
+        return RayExecutor(width, address, import_module("ray"), import_module("prefect_ray"))
+    except ModuleNotFoundError as error:
+        raise ParamsError(
+            f"--engine {engine} needs {error.name}, which is not installed. "
+            f"Run pip install 'learner-pipeline[{engine}]'"
+        ) from error
+
+
 def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> None:
     """Run *jobs*, *width* at a time, and call *report* with the error of each, or None, when it finishes.
 
@@ -238,7 +196,7 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
     """
     if not jobs:
         return
-    finished: SimpleQueue[tuple[Job, Future]] = SimpleQueue()
+    finished: SimpleQueue[tuple[Job, Any]] = SimpleQueue()
     waiting, active = list(jobs), list[Job]()
     try:
         with hold_lock(jobs[0].sweep_lock):
@@ -263,11 +221,11 @@ def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
     return next((job for job in waiting if job.run not in runs), None)
 
 
-def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Future]]") -> None:
+def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Any]]") -> None:
     submit(job).add_done_callback(lambda future: finished.put((job, future)))
 
 
-def _error(future: Future) -> Exception | None:
+def _error(future: Any) -> Exception | None:
     try:
         error = future.result()
     except Exception as failure:  # noqa: BLE001  of the job or of its worker: it concerns this point only

@@ -118,7 +118,7 @@ def read_commits(root: Path, names: Sequence[str]) -> list[pygit2.Commit]:
     missing = [name for name, commit in zip(names, commits, strict=True) if commit is None]
     if missing:
         raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
-    return [commit for commit in commits if isinstance(commit, pygit2.Commit)]
+    return [commit.peel(pygit2.Commit) for commit in commits if commit]
 
 
 def commit_time(commit: pygit2.Commit) -> datetime:
@@ -134,7 +134,7 @@ def read_objects(folder: Path, names: Sequence[str]) -> list[pygit2.Object | Non
     *folder*, also through links in the same commit. Raises `StageError` if there is no repository.
     """
     repository, prefix = _open_repository(folder)
-    objects = []
+    objects: list[pygit2.Object | None] = []
     for name in names:
         revision, is_file, path = name.partition(":")
         try:
