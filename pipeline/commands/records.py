@@ -7,9 +7,8 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,14 +47,6 @@ Limit = Annotated[
         show_default="the larger of 64 MiB and 100 times the file's size",
     ),
 ]
-
-
-class PrecisionName(StrEnum):
-    """Burn's three precision settings."""
-
-    full = "full"
-    half = "half"
-    double = "double"
 
 
 @app.command()
@@ -125,7 +116,7 @@ def convert(
         ),
     ] = None,
     precision: Annotated[
-        PrecisionName | None,
+        Literal["full", "half", "double"] | None,
         typer.Option(help="The precision of floats and integers.", show_default="unchanged"),
     ] = None,
     layout: Annotated[

@@ -3,8 +3,7 @@
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -242,20 +241,6 @@ def _run_with_lock(name: str) -> None:
             raise
 
 
-class OnCollision(StrEnum):
-    """What a run of a deployment does while another run of it is in progress."""
-
-    wait = "wait"
-    cancel = "cancel"
-
-
-class OnMissed(StrEnum):
-    """What `learner serve` does with the runs of the schedule that were missed while nothing served it."""
-
-    drop = "drop"
-    run = "run"
-
-
 def serve(
     targets: Annotated[
         list[str] | None,
@@ -290,11 +275,13 @@ def serve(
         typer.Option(min=1, help="Seconds after which a run saves and stops.", show_default="no limit"),
     ] = None,
     on_collision: Annotated[
-        OnCollision, typer.Option(help="What a run does while another run of this deployment is in progress.")
-    ] = OnCollision.wait,
+        Literal["wait", "cancel"],
+        typer.Option(help="What a run does while another run of this deployment is in progress."),
+    ] = "wait",
     missed: Annotated[
-        OnMissed, typer.Option(help="What happens to runs of the schedule that were missed before the start.")
-    ] = OnMissed.drop,
+        Literal["drop", "run"],
+        typer.Option(help="What happens to runs of the schedule that were missed before the start."),
+    ] = "drop",
     allow_code: Annotated[
         bool,
         flag("--allow-code", "Let overrides of runs set import paths and files that are not committed."),
@@ -332,7 +319,7 @@ def serve(
         cron,
         interval,
         timezone,
-        cancels=on_collision is OnCollision.cancel,
-        drops_missed=missed is OnMissed.drop,
+        cancels=on_collision == "cancel",
+        drops_missed=missed == "drop",
     )
     serve_deployment(plan, parameters, allow_code=allow_code)

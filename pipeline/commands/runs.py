@@ -228,13 +228,11 @@ def _find_run(key: str | None) -> Run:
     if key is None:
         return runs[0]
     matches = [run for run in runs if run.key.startswith(key)]
-    if not matches:
-        keys = ", ".join(run.key for run in runs)
-        raise ParamsError(f"no run in {root} has a key that begins with {key!r}. Use one of {keys}")
-    if len(matches) > 1:
-        keys = ", ".join(run.key for run in matches)
-        raise ParamsError(f"{key!r} is the beginning of more than one key. Use one of {keys}")
-    return matches[0]
+    if len(matches) == 1:
+        return matches[0]
+    keys = ", ".join(run.key for run in matches or runs)
+    count = "more than one" if matches else "no"
+    raise ParamsError(f"{count} run in {root} has a key that begins with {key!r}. Use one of {keys}")
 
 
 def _describe(run: Run) -> str:

@@ -5,17 +5,15 @@ killed, the command receives no signal: it would continue to train, and its outp
 next `dvc repro`.
 """
 
-import json
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from signal import SIGTERM
 
 from pipeline.engine.signals import request_parent_death_signal
-from pipeline.project.lockfile import RWLOCK
+from pipeline.project.lockfile import RWLOCK, read_owners
 from pipeline.project.paths import find_above
 from stages.system.processes import ancestors
 
@@ -71,12 +69,10 @@ def _dvc_writers() -> set[int]:
     """Return the processes that write outputs of this project now, according to DVC's rwlock."""
     path = find_above(RWLOCK)
     for _ in range(100):
-        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing the file
-            content = json.loads(path.read_text())
-            return {int(entry["pid"]) for entry in content.get("write", {}).values()}
-        if not path.exists():
-            break
-        time.sleep(0.02)
+        owners = read_owners(path, writers_only=True)
+        if owners is not None:
+            return set(owners)
+        time.sleep(0.02)  # DVC is writing the file
     return set()
 
 

@@ -6,12 +6,11 @@ Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pi
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -36,17 +35,9 @@ from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.versions import VERSIONS, version_of
 from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError, StageFailedError
-from stages.contracts.events import Renderer
 from stages.contracts.printing import print_line
 
 log = logging.getLogger(__name__)
-
-
-class Run(Protocol):
-    """A function that runs a stage."""
-
-    def __call__(self, name: str, renderer: Renderer | None = None) -> None:
-        """Run stage *name* and show its progress with *renderer*."""
 
 
 class Outcome(StrEnum):
@@ -82,21 +73,18 @@ def select_stages(targets: Sequence[str], *, downstream: bool = False) -> list[s
     return [name for name in VERSIONS if name in names]
 
 
-def reproduce(
-    name: str, renderer: Renderer | None = None, *, run: Run = run_stage, force: bool = False
-) -> Outcome:
+def reproduce(name: str, *, run: Callable[[str], None] = run_stage, force: bool = False) -> Outcome:
     """Reproduce stage *name* of the project in the current folder, and no other stage.
 
     With *force*, the stage runs although its dependencies are unchanged. If the stage must run, call *run*
-    with the name and *renderer*, which shows the progress of training. A signal interrupts that call. A
-    signal that arrives while DVC itself works is deferred until DVC has released its locks and completed its
-    files.
+    with the name. A signal interrupts that call. A signal that arrives while DVC itself works is deferred
+    until DVC has released its locks and completed its files.
 
     Raises the error of *run*, after the previous outputs are restored, and `StageFailedError` if DVC fails.
     """
     dvc_patches.apply()
     with defer_signals() as signals:
-        call = StageCall(partial(run, renderer=renderer), signals)
+        call = StageCall(run, signals)
         with _restore_on_error(name, call), replace_command(call):
             repair_lockfiles()
             check_lockfile(LOCKFILE)

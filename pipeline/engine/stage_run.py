@@ -20,7 +20,6 @@ with other users, no file is linked and DVC copies as usual.
 """
 
 import configparser
-import hashlib
 import os
 import shutil
 import time
@@ -29,7 +28,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.engine.error_reports import explain_user_errors
@@ -52,7 +51,7 @@ from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConf
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER
-from stages.system.files import new_part, remove_stale_parts
+from stages.system.files import md5, new_part, remove_stale_parts
 
 PREFIX = ".resume-"
 STALE_SECONDS = 24 * 3600
@@ -235,11 +234,8 @@ def _folder(root: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             if time.time() - stale.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(mkdtemp(prefix=PREFIX, dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix=PREFIX, dir=root, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def local_objects(dvc_folder: Path) -> Path | None:
@@ -275,9 +271,8 @@ def _link(file: Path, beside: Path, objects: Path) -> None:
     os.link(file, part)  # from here on, a replacement of *file* has no effect
     try:
         part.chmod(READ_ONLY)
-        with part.open("rb") as content:
-            md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        place = objects / md5[:2] / md5[2:]
+        digest = str(md5(part))
+        place = objects / digest[:2] / digest[2:]
         place.parent.mkdir(exist_ok=True)
         part.replace(place)
     finally:

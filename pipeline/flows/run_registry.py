@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -128,15 +128,12 @@ def register_service(deployment: str) -> Iterator[Service]:
 
 def drop_missed_runs(deployment: UUID) -> None:
     """Cancel the runs of the schedule of *deployment* whose time has passed; other runs remain."""
-    missed = FlowRunFilter.model_validate(
-        {
-            "deployment_id": {"any_": [deployment]},
-            "state": {"name": {"any_": ["Scheduled", "Late"]}},
-            "expected_start_time": {"before_": datetime.now(UTC)},
-        }
+    now = datetime.now(UTC)
+    missed = _read_runs(
+        deployment, {"name": {"any_": ["Scheduled", "Late"]}}, expected_start_time={"before_": now}
     )
     with short_timeout_client() as client:
-        for flow_run in client.read_flow_runs(flow_run_filter=missed):
+        for flow_run in missed:
             if flow_run.auto_scheduled:
                 client.set_flow_run_state(
                     flow_run.id, Cancelled(message="Missed: nothing served the deployment"), force=True
@@ -145,11 +142,14 @@ def drop_missed_runs(deployment: UUID) -> None:
 
 def count_waiting_runs(deployment: UUID) -> int:
     """Return how many runs of *deployment* wait for the one in progress."""
-    waiting = FlowRunFilter.model_validate(
-        {"deployment_id": {"any_": [deployment]}, "state": {"name": {"any_": ["AwaitingConcurrencySlot"]}}}
-    )
+    return len(_read_runs(deployment, {"name": {"any_": ["AwaitingConcurrencySlot"]}}))
+
+
+def _read_runs(deployment: UUID, state: Mapping[str, Any], **more: Any) -> list[FlowRun]:
+    """Return the runs of *deployment* that match the filter *state* of states, and those in *more*."""
+    content = {"deployment_id": {"any_": [deployment]}, "state": state, **more}
     with short_timeout_client() as client:
-        return len(client.read_flow_runs(flow_run_filter=waiting))
+        return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(content))
 
 
 def report_abandoned_submissions(deployment: UUID) -> None:
@@ -159,27 +159,17 @@ def report_abandoned_submissions(deployment: UUID) -> None:
     runs; it returns at once, and a thread waits. It has no effect if the API does not respond.
     """
     with suppress(*API_ERRORS):
-        if pending := _pending(deployment):
+        if pending := _read_runs(deployment, {"type": {"any_": ["PENDING"]}}):
             threading.Thread(target=_report_unchanged, args=(pending,), daemon=True).start()
 
 
-def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
-    """Return the id of the state of each pending run of *deployment*."""
-    pending = FlowRunFilter.model_validate(
-        {"state": {"type": {"any_": ["PENDING"]}}, "deployment_id": {"any_": [deployment]}}
-    )
-    with short_timeout_client() as client:
-        flow_runs = client.read_flow_runs(flow_run_filter=pending)
-    return {flow_run.id: flow_run.state_id for flow_run in flow_runs}
-
-
-def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:
+def _report_unchanged(pending: Iterable[FlowRun]) -> None:
     """Report those of *pending* as crashed whose state is the same after the time limit."""
     time.sleep(SUBMISSION_SECONDS)
     with suppress(*API_ERRORS), short_timeout_client() as client:
-        for flow_run, state in pending.items():
-            if client.read_flow_run(flow_run).state_id == state:
-                _report(client, flow_run, "which had not started")
+        for flow_run in pending:
+            if client.read_flow_run(flow_run.id).state_id == flow_run.state_id:
+                _report(client, flow_run.id, "which had not started")
 
 
 def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:

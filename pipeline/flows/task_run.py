@@ -88,21 +88,21 @@ def _log_output(logger: "RunLogger") -> Iterator[None]:
     lines.end()
 
 
-def run_recorded(name: str, renderer: Renderer | None = None) -> None:
-    """Run stage *name*, and show its progress in the task run in progress and with *renderer*.
+def run_recorded(name: str) -> None:
+    """Run stage *name*, and show its progress in the task run in progress.
 
     The stage that trains holds one slot of the concurrency limit ``gpu`` for each GPU that it uses.
     """
     prefect_patches.apply()
     logger = get_run_logger()
+    renderer: Renderer | None = None
     with ExitStack() as stack:
         stack.enter_context(_log_output(logger))
         if name == "fit":
             stack.enter_context(gpu_slots(logger))
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
-            lines = None if prints_lines else LogRenderer(logger)
             shown = ProgressRenderer.of_this_run(logger)
-            renderer = Renderers([candidate for candidate in (lines, shown, renderer) if candidate])
+            renderer = shown if prints_lines else Renderers([LogRenderer(logger), shown])
         run_stage(name, renderer)
 
 

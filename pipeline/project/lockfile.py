@@ -8,7 +8,7 @@ in its run store. The rwlock has the readers and writers of outputs.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -48,9 +48,23 @@ def read_lockfile(path: Path) -> dict[str, Any]:
 
 def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
     """Return the content of *text*, read from *source*. Raises `StageError` if it is not a dvc.lock."""
-    content, problem = _examine(text)
+    content: dict[str, Any] = {}
+    remedy = RESTORE
+    if conflict := _CONFLICT.search(text):
+        line = text.count("\n", 0, conflict.start()) + 1
+        problem = f"line {line} is a conflict marker of git"
+        remedy = (
+            "Run `git checkout HEAD -- dvc.lock`, or during a merge `git checkout --theirs dvc.lock`, and "
+            "then `learner run`"
+        )
+    else:
+        try:
+            content = _load(text)
+            problem = next(_problems(content), "")
+        except YAMLError as error:
+            problem = f"it is not valid YAML: {error}"
     if problem:
-        raise StageError(f"{source} is not a dvc.lock: {problem}")
+        raise StageError(f"{source} is not a dvc.lock: {problem}. {remedy}")
     return dict(content)
 
 
@@ -98,22 +112,6 @@ def _last(content: Any) -> Any:
     while isinstance(content, dict | list) and content:
         content = list(content.values())[-1] if isinstance(content, dict) else content[-1]
     return content
-
-
-def _examine(text: str) -> tuple[Mapping[str, Any], str]:
-    """Return the content of *text* and what is wrong with it, if anything."""
-    if conflict := _CONFLICT.search(text):
-        line = text.count("\n", 0, conflict.start()) + 1
-        return {}, (
-            f"line {line} is a conflict marker of git. Run `git checkout HEAD -- dvc.lock`, or during a "
-            "merge `git checkout --theirs dvc.lock`, and then `learner run`"
-        )
-    try:
-        content = _load(text)
-    except YAMLError as error:
-        return {}, f"it is not valid YAML: {error}. {RESTORE}"
-    problem = next(_problems(content), "")
-    return ({}, f"{problem}. {RESTORE}") if problem else (content, "")
 
 
 def _problems(content: Any) -> Iterator[str]:
@@ -203,12 +201,12 @@ def is_intact_rwlock(path: Path) -> bool:
     return owners is not None and all(map(all, owners.items()))
 
 
-def read_owners(path: Path) -> dict[int, str] | None:
+def read_owners(path: Path, *, writers_only: bool = False) -> dict[int, str] | None:
     """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
     try:
         content = json.loads(path.read_text())
         readers = (entry for entries in content.get("read", {}).values() for entry in entries)
-        owners = (*content.get("write", {}).values(), *readers)
+        owners = (*content.get("write", {}).values(), *(() if writers_only else readers))
         return {int(entry["pid"]): str(entry["cmd"]) for entry in owners}
     except FileNotFoundError:
         return {}

@@ -80,11 +80,12 @@ def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
 
 def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
     """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks a name that has no default."""
-    stage_fields = [field for field in fields(kind) if field.name not in more]  # type: ignore[arg-type]
-    missing = [field.name for field in stage_fields if field.name not in paths and field.default is MISSING]
-    if missing:
-        raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}. Add it")
-    return kind(**{field.name: paths[field.name] for field in stage_fields if field.name in paths}, **more)
+    names = [
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.name in paths or field.default is MISSING
+    ]
+    return kind(**{name: paths[name] for name in names if name not in more}, **more)
 
 
 def locate_user_folder(name: str) -> Path:

@@ -1,10 +1,10 @@
 """New projects, which ``learner init`` creates for a user's own model and data."""
 
 import json
+import logging
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
 from packaging.requirements import Requirement
 
 from pipeline.project import versions
 from pipeline.project.collision import find_collision
-from pipeline.project.git import run_git, try_git
+from pipeline.project.git import find_top, run_git, try_git
 from pipeline.project.paths import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
-from stages.system.processes import module_command
 
 PLOT = ".dvc/plots/confusion_counts.json"
 """Template of plots, which DVC reads from that folder."""
@@ -211,14 +212,16 @@ def _write_files(directory: Path, texts: Mapping[str, str]) -> dict[str, list[st
 
 def _git_and_dvc(directory: Path) -> list[str]:
     """Make *directory* a git repository and a DVC project if needed; return the files that DVC adds."""
-    top = _git_top(directory)
-    if top is None:
+    directory = directory.resolve()
+    if find_top(directory) is None:
         run_git(directory, "init", "--quiet")
-        top = directory.resolve()
     if (directory / ".dvc").exists():
         return []
-    options = [] if top == directory.resolve() else ["--subdir"]
-    _run_dvc(directory, "init", "--quiet", *options)
+    logging.getLogger("dvc").setLevel(logging.WARNING)
+    try:
+        Repo.init(str(directory), subdir=find_top(directory) != directory).close()
+    except DvcException as error:
+        raise StageError(f"DVC cannot create a project in {directory}: {error}") from error
     (directory / ".dvc/config").write_text(DVC_CONFIG)
     if state := os.environ.get(SITE_CACHE_VARIABLE):  # git ignores this file
         (directory / ".dvc/config.local").write_text(f'[core]\n    site_cache_dir = "{state}"\n')
@@ -284,20 +287,3 @@ def _next_steps(directory: Path, bin_folder: Path | None) -> Iterator[str]:
 def _enter(directory: Path) -> str:
     """Return the beginning of a command line that runs in *directory*."""
     return "" if directory.resolve() == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
-
-
-def _git_top(directory: Path) -> Path | None:
-    """Return the root of the git repository that contains *directory*, or None."""
-    shown = try_git(directory, "rev-parse", "--show-toplevel")
-    return Path(shown.stdout.strip()).resolve() if shown.returncode == 0 else None
-
-
-def _run_dvc(directory: Path, *arguments: str) -> None:
-    command = module_command("dvc", *arguments)
-    done = subprocess.run(  # noqa: S603  DVC, of this environment
-        command, cwd=directory, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode:
-        raise StageError(
-            f"`{' '.join(command)}` in {directory} failed with exit code {done.returncode}: {done.stderr}"
-        )

@@ -171,7 +171,10 @@ def sha256(path: Path) -> str:
 
 def md5(path: Path) -> str | None:
     """Return the MD5 of *path* in hexadecimal, as DVC computes it; None if there is no such file."""
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else None
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def describe(path: Path) -> dict[str, Any]:

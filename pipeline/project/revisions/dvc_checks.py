@@ -11,7 +11,6 @@ call them in this process; a damaged file is removed, so that DVC fetches it or 
 """
 
 import functools
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from pipeline.project.yaml_files import check_aliases
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
 from stages.contracts.printing import print_error
-from stages.system.files import read_regular
+from stages.system.files import md5, read_regular
 from stages.system.patches import Patch, check_patches, replace_names
 
 SUPPORTED = "3.18.3"
@@ -231,13 +230,9 @@ def remove_if_damaged(cache: Path, oid: str) -> None:
 def is_damaged(place: Path, oid: str) -> bool:
     """Return whether the content of the cached file *place* does not have the hash *oid*."""
     try:
-        with place.open("rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except FileNotFoundError:
-        return False
+        return md5(place) not in (None, oid.removesuffix(DIRECTORY_SUFFIX))
     except OSError as error:
         raise StageError(f"{place}: cannot be read: {error.strerror}. Make it readable") from error
-    return digest != oid.removesuffix(DIRECTORY_SUFFIX)
 
 
 def is_damaged_entry(entry: Path) -> bool:

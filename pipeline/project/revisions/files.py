@@ -6,7 +6,6 @@ however many runs have it: so 1,000 runs are compared in seconds.
 
 import hashlib
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -28,6 +27,7 @@ from pipeline.project.revisions.names import (
     read_objects,
     resolve_all,
 )
+from pipeline.project.snapshot import interpolate
 from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.file_lists import is_name_below, parse_file_list
@@ -39,6 +39,7 @@ SHORT_SHA = 10
 """Digits of a short SHA."""
 TRACKED = ("dvc.lock", "dvc.yaml", "params.yaml")
 """Files in git that are read, relative to the project."""
+OUTPUT_KINDS = ("outs", "metrics", "plots")
 MAX_VERIFIED_BYTES = 1 << 20
 """Largest cached file whose content `is_intact` checks. `learner doctor --deep` checks all of them."""
 
@@ -311,26 +312,12 @@ def _parse_uncached(text: str) -> frozenset[str]:
 
     ``${paths.NAME}`` in a path is resolved, but no other variable.
     """
-    paths = _parse_paths(text)
-
-    def resolve(match: re.Match[str]) -> str:
-        return paths[match[1]].as_posix() if match[1] in paths else match[0]
-
-    with suppress(ParamsError):
-        templates = _find_uncached(parse_yaml(text, "dvc.yaml"))
+    values = {"paths": {name: path.as_posix() for name, path in _parse_paths(text).items()}}
+    with suppress(ParamsError, AttributeError, TypeError):
+        stages = interpolate(stages_of(parse_yaml(text, "dvc.yaml")), values).values()
+        outputs = [output for stage in stages for kind in OUTPUT_KINDS for output in stage.get(kind) or ()]
+        pairs = [pair for output in outputs if isinstance(output, dict) for pair in output.items()]
         return frozenset(
-            Path(re.sub(r"\$\{paths\.(\w+)\}", resolve, template)).as_posix() for template in templates
+            Path(path).as_posix() for path, options in pairs if (options or {}).get("cache") is False
         )
     return frozenset()
-
-
-def _find_uncached(content: Any) -> list[str]:
-    """Return the paths of the outputs with ``cache: false`` in the *content* of a dvc.yaml, unresolved."""
-    stages = content.get("stages") if isinstance(content, dict) else None
-    kinds = ("outs", "metrics", "plots")
-    bodies = [body for body in stages.values() if isinstance(body, dict)] if isinstance(stages, dict) else []
-    outputs = [output for body in bodies for kind in kinds for output in body.get(kind) or ()]
-    pairs = [pair for output in outputs if isinstance(output, dict) for pair in output.items()]
-    return [
-        str(path) for path, options in pairs if isinstance(options, dict) and options.get("cache") is False
-    ]

@@ -135,7 +135,7 @@ def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(folder, root
         assert all(key in unknown.err for key in keys)
         several = folder.call("runs", command, shared_digit)
         assert several.code == 2
-        assert "is the beginning of more than one key" in several.err
+        assert "more than one run in .runs has a key that begins with" in several.err
 
 
 def test_prune_keeps_the_newest_and_asks_before_it_removes_resumable_runs(folder, root):

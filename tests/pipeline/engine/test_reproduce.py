@@ -33,8 +33,8 @@ class Body:
         self.calls = []
         self.fail = fail
 
-    def __call__(self, name, renderer):
-        self.calls.append((name, renderer, os.environ["DVC_STAGE"], os.environ["DVC_ROOT"]))
+    def __call__(self, name):
+        self.calls.append((name, os.environ["DVC_STAGE"], os.environ["DVC_ROOT"]))
         if self.fail:
             self.fail()
         OUT.write_text(PARAMS.read_text())
@@ -54,8 +54,8 @@ def body(tmp_path, monkeypatch):
 
 
 def test_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
-    assert reproduce("make", "renderer", run=body) is Outcome.RAN
-    assert body.calls == [("make", "renderer", "make", str(tmp_path))]
+    assert reproduce("make", run=body) is Outcome.RAN
+    assert body.calls == [("make", "make", str(tmp_path))]
     assert not {"DVC_STAGE", "DVC_ROOT"} & set(os.environ)
     assert reproduce("make", run=body) is Outcome.UNCHANGED
 
@@ -181,7 +181,7 @@ def interrupt(received):
 
 def test_missing_output_is_reported(body):
     with pytest.raises(StageFailedError, match=r"out\.txt"):
-        reproduce("make", run=lambda name, renderer: None)
+        reproduce("make", run=lambda name: None)
 
 
 def test_stage_whose_outputs_cannot_be_restored_is_named_in_a_warning(body, caplog):
@@ -252,7 +252,7 @@ def test_output_folder_that_cannot_be_listed_once_is_never_recorded_as_an_empty_
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return list_folder(path)
 
-    def write(name, renderer):
+    def write(name):
         Path("out").mkdir()
         Path("out/file.txt").write_text("1")
         monkeypatch.setattr(os, "scandir", refuse)

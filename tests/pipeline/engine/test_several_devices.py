@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import pytest
 from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.reproduce import reproduce
+from pipeline.engine.stage_run import run_stage
 from stages.renderers import NoRenderer
 from stages.renderers.plain import format_epoch
 
@@ -98,7 +100,7 @@ def uninterrupted(built, tmp_path_factory):
     recorder = EpochRecorder()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as output:
         patch.chdir(project.folder)
-        reproduce("fit", recorder)
+        reproduce("fit", run=partial(run_stage, renderer=recorder))
     return Uninterrupted(project, recorder, output.getvalue())
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from forked_programs import ForkedProgram
@@ -18,6 +19,7 @@ from prefect_servers import Api
 from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.reproduce import reproduce
+from pipeline.engine.stage_run import run_stage
 from stages.contracts.errors import RunInterruptedError
 from stages.renderers import NoRenderer
 
@@ -430,7 +432,7 @@ def test_stopped_fit_is_not_recorded_and_keeps_the_previous_outputs(finished, mo
     monkeypatch.chdir(finished.folder)
 
     with pytest.raises(RunInterruptedError, match="after epoch 2 of 3") as stopped:
-        reproduce("fit", StopInEpoch3())
+        reproduce("fit", run=partial(run_stage, renderer=StopInEpoch3()))
 
     assert stopped.value.exit_code == 130
     assert outputs(finished) == before
