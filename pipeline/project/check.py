@@ -64,6 +64,18 @@ TESTS = {
     "schedule": "stages.optim:check_schedule_class",
 }
 """The functions that build or check a part, all of whose arguments params have."""
+PARTS = {
+    "augment": "augmentation",
+    "batcher": "batcher",
+    "factory": "dataset",
+    "loggers": "logger",
+    "metrics": "metric",
+    "model": "model",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "source": "source",
+}
+"""What each field of params is that may have a part of the user."""
 OFFERED = {
     "source": (),
     "dataset": (),
@@ -371,29 +383,25 @@ def main(result: str) -> None:
 
 def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
-    yield from _source_parts(params.load_data.source)
-    for part in ("model", "optimizer", "schedule"):
-        if isinstance(use := dict(params.build_learner)[part], Use):
-            yield f"build_learner.{part}", part, use
+    for section in ("load_data", "build_learner", "fit"):
+        yield from _parts_of(dict(params)[section], f"{section}.")
     for number, group in enumerate(params.build_learner.parameter_groups):
         if isinstance(use := group.choose_config(params.build_learner.optimizer), Use):
             yield f"build_learner.parameter_groups.{number}", "optimizer", use
-    yield "fit.batcher", "batcher", params.fit.batcher
-    for number, augmentation in enumerate(params.fit.augment):
-        if isinstance(augmentation, Use):
-            yield f"fit.augment.{number}", "augmentation", augmentation
-    for number, metric in enumerate(params.fit.metrics):
-        yield f"fit.metrics.{number}", "metric", metric
-    for number, logger in enumerate(params.fit.loggers):
-        yield f"fit.loggers.{number}", "logger", logger
 
 
-def _source_parts(source: sources.Source) -> Iterator[tuple[str, str, Use]]:
-    """Yield the part that *source* is or names."""
-    if isinstance(source, Use):
-        yield "load_data.source", "source", source
-    if isinstance(source, sources.TorchDatasets):
-        yield "load_data.source.factory", "dataset", source.factory
+def _parts_of(config: BaseModel, prefix: str) -> Iterator[tuple[str, str, Use]]:
+    for name, value in config:
+        items = (
+            {f".{number}": item for number, item in enumerate(value)}
+            if isinstance(value, tuple)
+            else {"": value}
+        )
+        for number, item in items.items():
+            if name in PARTS and isinstance(item, Use):
+                yield f"{prefix}{name}{number}", PARTS[name], item
+            elif name in PARTS and isinstance(item, sources.TorchDatasets):
+                yield from _parts_of(item, f"{prefix}{name}.")
 
 
 def _is_uncertain(part: str, use: Use) -> bool:

@@ -26,6 +26,7 @@ from pipeline.project.check import find_late_mistakes
 from pipeline.project.git import try_git
 from pipeline.project.params import PARAMS, Params, build_params_error, validate_params
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
+from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError
 
 NO_KEY = "Could not override"
@@ -253,22 +254,20 @@ def _merge(
             content.insert(0, key, value)  # appended, it would follow the blank line that ends a section
         elif isinstance(present.get(key), Mapping) and isinstance(value, MutableMapping):
             _merge(content[key], present[key], value)
-        elif key not in present or _find_difference(present[key], value) is not None:
+        elif key not in present or repr(present[key]) != repr(value):
             content[key] = value
 
 
-def _find_difference(present: Any, wanted: Any, key: str = "") -> str | None:
-    """Return the first key at which *present* and *wanted* differ in value or type; None if they do not."""
-    if isinstance(present, dict) and isinstance(wanted, dict):
-        pairs = {
-            name: (present.get(name, _ABSENT), wanted.get(name, _ABSENT)) for name in {**present, **wanted}
-        }
-    elif isinstance(present, list) and isinstance(wanted, list) and len(present) == len(wanted):
-        pairs = dict(enumerate(zip(present, wanted, strict=True)))
-    else:  # as text: 1 equals 1.0 and True, and nan differs from itself
-        return None if type(present) is type(wanted) and repr(present) == repr(wanted) else key
-    differing = (_find_difference(*pair, f"{key}.{name}".lstrip(".")) for name, pair in pairs.items())
-    return next((difference for difference in differing if difference is not None), None)
+def _find_difference(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return the first key at which *present* and *wanted* differ in value or type; None if they do not.
+
+    Values are compared as text: 1 equals 1.0 and True, and nan differs from itself.
+    """
+    before, after = flatten(present), flatten(wanted)
+    changed = (
+        key for key in {**before, **after} if repr(before.get(key, _ABSENT)) != repr(after.get(key, _ABSENT))
+    )
+    return next(changed, None)
 
 
 class _Representer(RoundTripRepresenter):
