@@ -114,7 +114,8 @@ def sweep(
     from pipeline.sweep.sweep import sweep as run_sweep
 
     _check_combination(search, trials, batch, draw, stop)
-    _check_repeats(repeats, search, stop)
+    if repeats > 1 and (search or stop):
+        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
     if search and trials:
         source: Search | list[Point] = Search(
             set_param, SearchOptions(search, trials, batch or DEFAULT_BATCH, seed)
@@ -144,11 +145,6 @@ def sweep(
             run_search(source, options)
         else:
             run_sweep(source, options)
-
-
-def _check_repeats(repeats: int, search: str | None, stop: str | None) -> None:
-    if repeats > 1 and (search or stop):
-        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
 
 
 def _check_combination(

@@ -100,7 +100,8 @@ def _fill_template(content: PageContent, *, attributes: str, policy: str) -> str
 def _scripts() -> dict[str, str]:
     parts = files("pipeline.comparison") / "web"
     return {
-        "vega": _without_end_tags(vega_script()),
+        # without text that would end the element; `<\\/` means the same in JavaScript
+        "vega": vega_script().replace("</script", "<\\/script").replace("<!--", "<\\!--"),
         "js": "".join((parts / name).read_text("utf-8") for name in SCRIPTS),
     }
 
@@ -108,11 +109,6 @@ def _scripts() -> dict[str, str]:
 def _json(data: Tree) -> str:
     """Return *data* as JSON in which no text can end the script element around it."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _without_end_tags(script: str) -> str:
-    r"""Return *script* without text that would end its element; ``<\/`` means the same in JavaScript."""
-    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _hash(script: str) -> str:

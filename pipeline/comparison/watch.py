@@ -58,7 +58,8 @@ class Watcher:
     def read(self) -> PageContent:
         """Return the current content. Raises `StageError` if the files of a run cannot be read."""
         with self._lock:
-            running = _running_stores() if self._revs is None else []
+            runs = map(read_run, stores(runs_root())) if self._revs is None else ()
+            running = [run for run in runs if run.state is State.RUNNING]
             self._cache = self._cache or open_cache()
             state = (_project_state(), self._cache.read_times(), [run.key for run in running])
             if state != self._state:
@@ -213,11 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Print no line for each request."""
-
-
-def _running_stores() -> list[Run]:
-    """Return the runs in progress, in the order of their keys."""
-    return [run for run in map(read_run, stores(runs_root())) if run.state is State.RUNNING]
 
 
 def _project_state() -> Any:

@@ -39,7 +39,8 @@ def run_custom_stage(name: str, program: Program) -> None:
     with runs.explain_disk_errors(runs_root()), runs.open_store(runs_root(), entries) as store:
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
-                _report_resume(store)
+                if saved := list_epochs(store.path / CHECKPOINT_FOLDER):
+                    print_line(f"resuming run {store.key} after epoch {saved[-1]}")
                 with guard_deps(name, params, run_custom_stage, _find_source(program)):
                     program(params, read_paths(), store.path)
                 check_unchanged(before)
@@ -57,11 +58,6 @@ def _find_source(program: Program) -> list[Path]:
     code = getattr(inspect.unwrap(program), "__code__", None)
     path = Path(code.co_filename if code else "").absolute()
     return [path.relative_to(Path.cwd())] if code and path.is_relative_to(Path.cwd()) else []
-
-
-def _report_resume(store: "runs.RunStore") -> None:
-    if saved := list_epochs(store.path / CHECKPOINT_FOLDER):
-        print_line(f"resuming run {store.key} after epoch {saved[-1]}")
 
 
 def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:

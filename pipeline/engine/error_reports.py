@@ -109,7 +109,10 @@ def report_error(error: BaseException) -> int:
         print_full_traceback(error)
         place = "" if isinstance(error, UserCodeError) else location(error)
         return _report(f"error: {error}{place}", error.exit_code)
-    if isinstance(error, Exception) and _is_disk_full(error):
+    is_full = getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(
+        error
+    )  # SQLite of DVC
+    if isinstance(error, Exception) and is_full:
         return _report(f"error: {error}. Free disk space and run the same command again to resume", 1)
     if not is_user_error(error):
         if not isinstance(error, Exception):
@@ -121,11 +124,6 @@ def report_error(error: BaseException) -> int:
         return 1
     print_full_traceback(error)
     return _report(f"error: {describe_user_error(error)}", 1)
-
-
-def _is_disk_full(error: Exception) -> bool:
-    """Return whether the operating system, or the SQLite database of DVC, reports a full disk."""
-    return getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
 
 
 def _report(message: str, code: int) -> int:

@@ -148,8 +148,9 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
         if isinstance(error, DvcException):
             cause = find_cause(error)
             if isinstance(cause, FileNotFoundError) and not call.has_started:
+                path = str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}")
                 raise StageFailedError(
-                    f"{name}: the dependency {_relative(cause.filename)} does not exist. "
+                    f"{name}: the dependency {path} does not exist. "
                     f"Run `dvc repro {name}`, which also runs the stage that writes it"
                 ) from error
             raise cause from (cause.__cause__ or error)
@@ -189,11 +190,6 @@ def _reason(error: BaseException) -> str:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
-
-
-def _relative(path: str) -> str:
-    """Return *path* relative to the current folder if it is below that."""
-    return path.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def find_cause(error: BaseException) -> BaseException:

@@ -167,8 +167,8 @@ def _find_used_files(stage: str, params: Params, declared: Declared, *, certain:
     if certain:
         modules = {path for path in modules if is_of_project(path)}
         ours = [entry for name, entry in _read_declared().items() if name in VERSIONS]
-        outputs = [output for entry in ours for output in entry.outs]
-        data = {path for path in data if path.exists() and not _is_below(path, outputs)}
+        outputs = {output for entry in ours for output in entry.outs}
+        data = {path for path in data if path.exists() and outputs.isdisjoint([path, *path.parents])}
     code = [path / PACKAGE if path.is_dir() else path for path in modules]
     return modules | data | find_imports(code, certain=certain)
 
@@ -243,10 +243,6 @@ def _read_paths() -> dict[str, Path]:
     with suppress(ParamsError):
         return dict(read_paths())
     return {}
-
-
-def _is_below(path: Path, folders: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
 
 
 @dataclass(frozen=True)

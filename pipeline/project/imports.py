@@ -84,15 +84,14 @@ def find_module(name: str, folders: Iterable[Path]) -> Path | None:
 def has_code(path: Path) -> bool:
     """Return whether the module *path* exists and has a statement besides its docstring."""
     try:
-        return any(not _is_docstring(statement) for statement in ast.parse(path.read_bytes()).body)
+        return any(
+            not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+            for statement in ast.parse(path.read_bytes()).body
+        )
     except (SyntaxError, ValueError, RecursionError):
         return True
     except OSError:
         return False
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def read_imports(path: Path) -> list[Import]:

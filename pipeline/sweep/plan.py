@@ -126,7 +126,8 @@ def repeat(points: Sequence[Point], count: int) -> list[Point]:
     """
     if count == 1:
         return list(points)
-    keys = {key.lstrip("+") for point in points for _, file in point.overrides for key in map(_key_of, file)}
+    overrides = [override for point in points for _, file in point.overrides for override in file]
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
     if taken := sorted(keys.intersection(REPEATED_SEEDS)):
         raise ParamsError(f"--repeat {count} sets {' and '.join(REPEATED_SEEDS)}. Remove -S {taken[0]}")
     return [_with_seed(point, seed) for point in points for seed in range(1, count + 1)]
@@ -136,10 +137,6 @@ def _with_seed(point: Point, seed: int) -> Point:
     files = dict(point.overrides)
     files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={seed}" for key in REPEATED_SEEDS))
     return Point(tuple(files.items()), (*point.varying, ("repeat", str(seed))))
-
-
-def _key_of(override: str) -> str:
-    return override.partition("=")[0]
 
 
 def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:

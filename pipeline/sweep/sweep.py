@@ -118,7 +118,11 @@ def run_search(search: Search, options: SweepOptions) -> None:
 def _freeze() -> FrozenProject:
     base = _freeze_readable()
     remove_damaged_outputs(base.root)
-    _warn(base)
+    if files := find_untracked_code(base.root):
+        print_error(
+            f"git does not track {', '.join(files)}, so no point uses them. Run git add for each; "
+            "no commit is needed"
+        )
     return base
 
 
@@ -334,14 +338,6 @@ def _conclude(
         raise ParamsError("\n".join(lines))
     if lines:
         raise StageFailedError("\n".join(lines))
-
-
-def _warn(base: FrozenProject) -> None:
-    if files := find_untracked_code(base.root):
-        print_error(
-            f"git does not track {', '.join(files)}, so no point uses them. Run git add for each; "
-            "no commit is needed"
-        )
 
 
 def _count(things: Sequence[object], name: str) -> str:

@@ -61,7 +61,8 @@ def resolve_in(repo: Repo, name: str) -> str:
     try:
         return str(resolve_rev(repo.scm, name))
     except RevError as error:
-        experiments = ", ".join(sorted(_experiment_names(repo))) or "none"
+        listed = repo.experiments.ls(all_commits=True).values()
+        experiments = ", ".join(sorted(name for group in listed for name, _ in group)) or "none"
         raise ParamsError(
             f"{error}: not an experiment, tag, branch or commit of this repository. Experiments: "
             f"{experiments}. Run `dvc exp pull` or `git fetch` to get those of others"
@@ -175,8 +176,3 @@ def _check_not_blank(name: str) -> None:
     """Raise `ParamsError` for a blank *name*, which DVC would resolve to HEAD."""
     if not name.strip():
         raise ParamsError(f"{name!r} names no revision. Name an experiment, branch, tag or SHA, or HEAD")
-
-
-def _experiment_names(repo: Repo) -> Iterator[str]:
-    for experiments in repo.experiments.ls(all_commits=True).values():
-        yield from (name for name, _ in experiments)
