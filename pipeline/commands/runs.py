@@ -73,8 +73,15 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
 
     Example: learner runs show 3f2a
     """
+    from pipeline.engine.stage_run import read_key_entries
+
     run = _find_run(key)
-    now, reason = _read_current_entries()
+    now: Mapping[str, Any] | None = None
+    reason = ""
+    try:
+        now = read_key_entries()
+    except StageError as error:
+        reason = str(error)
     changed = None if now is None else differences(run.entries, now)
     current = None if now is None else run_key(now)
     if as_json:
@@ -195,16 +202,6 @@ def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
         if problem is None or trainer.exists() or run.state is not State.RUNNING:
             verdicts.append((name, problem))
     return verdicts or [("no checkpoint yet", None)]
-
-
-def _read_current_entries() -> tuple[Mapping[str, Any] | None, str]:
-    """Return the entries of the key for the current params.yaml and inputs; or None and the reason."""
-    from pipeline.engine.stage_run import read_key_entries
-
-    try:
-        return read_key_entries(), ""
-    except StageError as error:
-        return None, str(error)
 
 
 def _describe_differences(current: str | None, changed: list[str] | None, reason: str) -> list[str]:

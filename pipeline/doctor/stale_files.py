@@ -244,7 +244,8 @@ def check_cache() -> Iterator[Diagnostic]:
     """Read every file in DVC's cache, and yield a problem for each that does not have its hash."""
     try:
         with Repo() as repo:
-            roots = dict.fromkeys(Path(folder).resolve() for folder in _cache_folders(repo))
+            folders = (repo.cache.local_cache_dir, str(repo.cache.legacy.path))  # and that of the run-cache
+            roots = dict.fromkeys(Path(folder).resolve() for folder in folders)
     except DvcException:
         return
     damaged = [path for root in roots for path in find_damaged_files(root)]
@@ -257,12 +258,6 @@ def check_cache() -> Iterator[Diagnostic]:
         yield problem("cache", message, remedy, partial(path.unlink, missing_ok=True))
     if not damaged:
         yield ok("cache", f"every file in {', '.join(map(str, roots))} is intact")
-
-
-def _cache_folders(repo: Repo) -> Iterator[str]:
-    """Yield the folder of the cache and that of the run-cache, which usually is the same."""
-    yield repo.cache.local_cache_dir
-    yield str(repo.cache.legacy.path)
 
 
 def _join(pids: Iterable[int]) -> str:

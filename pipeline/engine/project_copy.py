@@ -113,24 +113,19 @@ def freeze(root: Path) -> FrozenProject:
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
     changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
-        raise _index_error(root) or git_error(root, ("stash", "create"), changed)
+        lock = root / run_git(root, "rev-parse", "--git-path", "index.lock").strip()
+        if not lock.exists():  # which `git stash create` does not report
+            raise git_error(root, ("stash", "create"), changed)
+        raise StageError(
+            f"{lock} exists: another git process runs in this repository, or was killed. If none runs, "
+            "run `learner doctor --fix`"
+        )
     if submodules := list_changed_submodules(top):
         raise StageError(
             f"the submodule {join_names(submodules, MAX_LISTED_FILES)} has changes that are in no commit, "
             "and an experiment has the files of commits. Commit them in the submodule"
         )
     return FrozenProject(root, top, head, changed.stdout.strip() or head)
-
-
-def _index_error(root: Path) -> StageError | None:
-    """Return the error for a locked index, which `git stash create` does not report; None if it is free."""
-    lock = root / run_git(root, "rev-parse", "--git-path", "index.lock").strip()
-    if not lock.exists():
-        return None
-    return StageError(
-        f"{lock} exists: another git process runs in this repository, or was killed. If none runs, "
-        "run `learner doctor --fix`"
-    )
 
 
 def find_untracked_code(root: Path) -> list[str]:
@@ -252,7 +247,8 @@ def _identity(base: FrozenProject) -> dict[str, str]:
 def _share_cache(root: Path, folder: Path) -> None:
     apply_checks()
     with Repo(str(root)) as repo:
-        now = _read_settings(repo.config)
+        now = repo.config.read("repo")  # the settings in the project's two files, with absolute paths
+        merge(now, repo.config.read("local"))
         now["cache"]["dir"] = repo.cache.local_cache_dir
     state = Path(isolate_site_cache(folder)[SITE_CACHE_VARIABLE])
     state.mkdir(mode=0o700, parents=True)
@@ -267,10 +263,3 @@ def isolate_site_cache(folder: Path) -> dict[str, str]:
     Otherwise a directory of each copy would remain. The variable precedes the settings of the copy.
     """
     return {SITE_CACHE_VARIABLE: str(folder / ".dvc/tmp/site")}
-
-
-def _read_settings(config: Config) -> Config:
-    """Return the settings in the project's two files, with absolute paths."""
-    now = config.read("repo")
-    merge(now, config.read("local"))
-    return now

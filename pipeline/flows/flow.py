@@ -124,7 +124,8 @@ def learner(
         force: Run stages although their dependencies are unchanged.
         timeout_seconds: Save and stop after this many seconds; the next run resumes.
     """
-    request = _Request(overrides, targets, deadline_after(timeout_seconds), downstream, force)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    request = _Request(overrides, targets, deadline, downstream, force)
     execute = partial(reproduce, run=run_recorded, force=force)
     hide_expected_errors()
     if command_line := _command_line.get():
@@ -217,11 +218,6 @@ def run_from_command_line(report: Report) -> Iterator[threading.Event]:
             note_end(flow_run, Cancelled(message=str(error)))
     finally:
         _command_line.reset(token)
-
-
-def deadline_after(seconds: float | None) -> float | None:
-    """Return the time on the monotonic clock in *seconds* from now; None for no deadline."""
-    return None if seconds is None else time.monotonic() + seconds
 
 
 def seconds_left(deadline: float | None) -> float | None:

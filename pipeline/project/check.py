@@ -234,7 +234,8 @@ def find_missing_data(params: Params) -> list[str]:
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(path)}"
         for key, named in _paths(params, "")
         for path in (named, *_shards(named))
-        if not path.exists() and not any(_overlap(path, output) for output in outputs)
+        if not path.exists()
+        and not any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
     ]
 
 
@@ -312,10 +313,6 @@ def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str
         for tracked in entry.get("params") or []:
             keys = tracked.get(str(PARAMS)) or [] if isinstance(tracked, Mapping) else [tracked]
             yield from ((stage, str(key)) for key in keys if "${" not in str(key))
-
-
-def _overlap(path: Path, output: Path) -> bool:
-    return path.is_relative_to(output) or output.is_relative_to(path)
 
 
 def _advice(path: Path) -> str:

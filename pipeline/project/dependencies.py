@@ -160,7 +160,8 @@ def _find_used_files(stage: str, params: Params, declared: Declared, *, certain:
     data = {*_find_named_data(section_of[sections[-1]], certain=certain)} if sections else set[Path]()
     if stage == "fit":
         data |= {*_find_indexed_files(params)}
-    if stage == "save-model" and _may_test(certain=certain):
+    has_test_split = not certain or "test" in _read_dataset().get("counts", ())
+    if stage == "save-model" and "test" in _read_paths() and has_test_split:  # it runs the code of the model
         sections = SECTIONS_BY_STAGE["fit"]
     modules = {path for section in sections for path in find_modules(section_of[section])}
     modules |= set() if certain else {*_find_programs(declared.command)}
@@ -223,12 +224,6 @@ def _find_indexed_files(params: Params) -> Iterator[Path]:
         return
     if materialize == "index" or "index" in _read_dataset():
         yield Path(source.path)
-
-
-def _may_test(*, certain: bool) -> bool:
-    """Return whether save-model runs the code of the model; if not *certain*, whether other data need it."""
-    is_declared = "test" in _read_paths()
-    return is_declared and (not certain or "test" in _read_dataset().get("counts", ()))
 
 
 def _read_dataset() -> dict[str, Any]:

@@ -49,9 +49,11 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
         Split.TRAIN: built,
         Split.VALID: [metric for metric in built if not metric.options.train_only],
     }
+    model = plugins.find("model", params.build_learner.model.kind, MODELS)
+    model = model if isinstance(model, type) else None  # it may be built by a function
     tests: list[tuple[str, Callable[[], object]]] = [
         ("fit.metrics", lambda: check_file_names(metric.name for metric in built)),
-        ("fit.metrics", lambda: checks.check_metric_inputs(_find_model(params), metrics)),
+        ("fit.metrics", lambda: checks.check_metric_inputs(model, metrics)),
     ]
     for key, rule in _list_rules(params).items():
         tests.append((key, partial(checks.check_monitored_metrics, rule, metrics)))
@@ -65,12 +67,6 @@ def describe_mistake(test: Callable[[], object]) -> str:
     except StageError as error:
         return str(error)
     return ""
-
-
-def _find_model(params: Params) -> Any:
-    """Return the class of the model; None if it is built by a function."""
-    model = plugins.find("model", params.build_learner.model.kind, MODELS)
-    return model if isinstance(model, type) else None
 
 
 def _list_rules(params: Params) -> Mapping[str, Any]:

@@ -161,7 +161,17 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
         options = [part for override in job.overrides for part in ("-S", override)]
         log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
         log.flush()
-        process = POINT_SERVERS.start(job.base, _request(job, folder, environment), log, stdin)
+        request = PointRequest(
+            name=job.name,
+            overrides=job.overrides,
+            folder=str(folder),
+            root=str(job.base.root),
+            head=job.base.head,
+            ref=job.base.ref(job.name),
+            sweep_lock=str(job.sweep_lock),
+            environment=environment,
+        )
+        process = POINT_SERVERS.start(job.base, request, log, stdin)
     with closing(process):
         try:
             while process.wait(PAUSE_SECONDS) is None and job.is_wanted():
@@ -170,19 +180,6 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
             _terminate(process, job.log)
         code = process.wait(PAUSE_SECONDS)
         return 1 if code is None else code
-
-
-def _request(job: Job, folder: Path, environment: Mapping[str, str]) -> PointRequest:
-    return PointRequest(
-        name=job.name,
-        overrides=job.overrides,
-        folder=str(folder),
-        root=str(job.base.root),
-        head=job.base.head,
-        ref=job.base.ref(job.name),
-        sweep_lock=str(job.sweep_lock),
-        environment=environment,
-    )
 
 
 def _terminate(process: PointProcess, log: Path) -> None:

@@ -304,7 +304,9 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
     recorded = [
         entry for stage in stages for entry in (stage.get("params") or {}).items() if entry[0] not in params
     ]
-    return all(_has(base.content(name), values) for name, values in recorded)
+    return all(
+        _value(base.content(name), key) == value for name, values in recorded for key, value in values.items()
+    )
 
 
 def _read_lock(base: FrozenProject, commit: str, params: Iterable[str]) -> Any:
@@ -361,10 +363,6 @@ def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
         return False
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
     return try_git(base.root, *command).returncode != 0
-
-
-def _has(content: Any, values: Mapping[str, Any]) -> bool:
-    return all(_value(content, key) == value for key, value in values.items())
 
 
 def _value(content: Any, key: str) -> Any:

@@ -208,10 +208,10 @@ class SweepProgress:
             reason = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
             self.add_failed(job.name, reason)
 
-    def add_done(self, name: str, outcome: str) -> None:
-        """Record that the point *name* has an experiment, and print *outcome*."""
+    def add_done(self, name: str) -> None:
+        """Record that the point *name* has an experiment already, and print that."""
         self.done.append(name)
-        self._print(name, outcome)
+        self._print(name, "done before")
 
     def add_failed(self, name: str, reason: str) -> None:
         """Record that the point *name* has no experiment, and print that."""

@@ -180,7 +180,7 @@ def _run_points(
     print_text(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
     for point in planned:
         if point.is_done:
-            progress.add_done(point.name, "done before")
+            progress.add_done(point.name)
         elif point.mistake:
             progress.add_failed(point.name, point.mistake)
     report = partial(_report_outcome, base, progress, options.metric)
