@@ -110,9 +110,9 @@ def run_stages(
 
     *overrides* are params in the syntax of DVC's ``-S``, which are set in params.yaml.
     """
-    from pipeline.project.snapshot import record_loaded_sources
+    from pipeline.project.reads import record_reads
 
-    record_loaded_sources()
+    record_reads().record_loaded()
     from pipeline.engine.lock import project_lock
     from pipeline.engine.reproduce import reproduce, select_stages
     from pipeline.engine.watchdog import fork_watchdog
@@ -187,9 +187,9 @@ def stage(
 
     Example: learner stage fit
     """
-    from pipeline.project.snapshot import record_loaded_sources
+    from pipeline.project.reads import record_reads
 
-    record_loaded_sources()
+    record_reads().record_loaded()
     from pipeline.engine.process_tree import terminate_with_parent
     from pipeline.engine.rank_process import is_rank, is_rank_of_torchrun
 

@@ -16,7 +16,7 @@ from pipeline.flows.flow import SERVER_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
 from pipeline.flows.server_outage import RUN_VARIABLE
 from pipeline.flows.task_run import hide_expected_errors
-from pipeline.project.snapshot import record_loaded_sources
+from pipeline.project.reads import record_reads
 from stages.contracts.printing import CleanRecord
 
 __all__ = ["ENTRYPOINT", "learner"]
@@ -32,7 +32,7 @@ def prepare_process(flow_run: UUID) -> None:
     """
     logging.setLogRecordFactory(CleanRecord)
     _leave_search_path()
-    record_loaded_sources()
+    record_reads().record_loaded()
     prefect_patches.apply()
     hide_expected_errors()
     register_flow_run(flow_run)

@@ -6,6 +6,10 @@ reads belongs to the stage that calls it.
 
 Only the user's code counts, and that is the code which is a dependency by content: the modules of the
 project, and the shipped sources and models. The other parts of this package have a VERSION.
+
+The content of each module of the current folder is recorded when it is loaded, so that a stage is refused if
+its code was edited since. Contents are compared, and not times: a file may have a time in the future, and a
+clock may be set.
 """
 
 import functools
@@ -23,6 +27,7 @@ from typing import Any
 
 import stages
 from pipeline.project.imports import INSTALLED, is_of_project
+from stages.system.files import sha256
 
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 SYSTEM = (
@@ -42,6 +47,7 @@ SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", 
 MODULE = "<module>"
 """The name of the code that runs when a module is imported."""
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+MODULE_SUFFIXES = (".py", ".pyc")
 MAX_FILES = 10_000
 """Most files that are noted in a stage; a folder of more is reported by those."""
 
@@ -52,6 +58,8 @@ class ReadRecorder:
     def __init__(self) -> None:
         self.by_import: defaultdict[str, set[str]] = defaultdict(set)
         """By the path of a module: the modules and files that it has loaded, since the process started."""
+        self.sources: dict[str, str] = {}
+        """By the path of a module of the current folder: the digest of its content when it was loaded."""
         self.by_stage: dict[str, str] = {}
         """By the path of a file: the module that has read it in the current stage."""
         self._folder = ""
@@ -64,6 +72,20 @@ class ReadRecorder:
         self._started_ns = 0
         self.checked = 0
         """The value of `count` at the last check."""
+
+    def record_loaded(self) -> None:
+        """Record the content of the modules of the current folder that are loaded; later ones follow.
+
+        Call this as early as possible: of these modules, the present content is recorded.
+        """
+        self.sources.clear()
+        for module in list(sys.modules.values()):
+            self._record_source(getattr(module, "__file__", None) or "")
+
+    def is_stale(self, path: Path, digest: str | None) -> bool:
+        """Return whether this process has loaded *path* with other content; *digest* is the current one."""
+        loaded = self.sources.get(str(path.absolute()))
+        return loaded is not None and loaded != (digest or sha256(path))
 
     @contextmanager
     def recording(self, body: Callable[..., Any], covered: Collection[str]) -> Iterator[None]:
@@ -108,22 +130,34 @@ class ReadRecorder:
 
     def note(self, name: Any, flags: int) -> None:
         """Record that this process opens the file *name*, if the user's code does."""
-        if not self._process or isinstance(name, int):
+        is_import = False
+        if not isinstance(name, int) and os.fsdecode(name).endswith(MODULE_SUFFIXES):
+            opener = sys._getframe(2)  # noqa: SLF001  the fast way to the stack
+            is_import = (
+                opener.f_code.co_filename == IMPORT_SYSTEM
+            )  # and not a program that shows source lines
+        if isinstance(name, int) or not (self._process or is_import):
             return
         path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100  no link followed
         if flags & WRITING:
             self._written.add(path)
             return
         path = _source_of(path)
-        if not self._is_relevant(path):
+        if is_import:
+            self._record_source(path)
+        if not self._process or not self._is_relevant(path):
             return
-        opener = sys._getframe(2)  # noqa: SLF001  the fast way to the stack
-        importer, reader = self._find_reader(opener)
+        importer, reader = self._find_reader(sys._getframe(2))  # noqa: SLF001  as above
         if path.endswith(".py"):
-            if opener.f_code.co_filename == IMPORT_SYSTEM:  # and not a program that shows source lines
+            if is_import:
                 self._report(reader, reader, path)
         elif importer or (reader and not self._is_covered(path)):
             self._report(importer, reader, path)
+
+    def _record_source(self, name: str) -> None:
+        if name.startswith(f"{os.getcwd()}{os.sep}") and INSTALLED[0] not in name:  # noqa: PTH109  fast
+            with suppress(OSError):
+                self.sources[name] = sha256(Path(name))
 
     def _is_relevant(self, path: str) -> bool:
         if path in self.by_stage:

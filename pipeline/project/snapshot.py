@@ -6,27 +6,24 @@ run.
 """
 
 import ast
-import functools
 import hashlib
 import json
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pathspec import GitIgnoreSpec
 
+from pipeline.project.reads import record_reads
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
-from stages.system.files import md5, raise_unless_missing, sha256
+from stages.system.files import md5, raise_unless_missing
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
@@ -197,64 +194,6 @@ def _read_state(path: Path, hashable: int) -> FileState:
     return FileState(about.st_size, about.st_mtime_ns, about.st_ino, digest)
 
 
-class LoadedSources(MetaPathFinder):
-    """An import hook that records the content of each module of the current folder, and finds none itself.
-
-    Contents are compared, and not times: a file may have a time in the future, and a clock may be set.
-    """
-
-    def __init__(self) -> None:
-        self._digests: dict[str, str] = {}
-        self._is_own: dict[tuple[str, str], bool] = {}
-        folder = f"{Path.cwd()}{os.sep}"
-        for module in list(sys.modules.values()):
-            name = getattr(module, "__file__", None)
-            if name and name.startswith(folder) and "site-packages" not in name:
-                self._record(name)
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002  the protocol's
-        target: ModuleType | None = None,  # noqa: ARG002  the protocol's
-        /,
-    ) -> None:
-        """Record the module *fullname*, which is about to be loaded, and leave it to the other finders."""
-        with suppress(OSError):
-            folder, top = os.getcwd(), fullname.partition(".")[0]  # noqa: PTH109  as fast as it gets
-            if (folder, top) not in self._is_own:
-                place = Path(folder, top)
-                self._is_own[folder, top] = place.is_dir() or place.with_name(f"{top}.py").is_file()
-            if self._is_own[folder, top]:
-                name = f"{folder}{os.sep}{fullname.replace('.', os.sep)}"
-                if not self._record(f"{name}.py"):
-                    self._record(f"{name}{os.sep}__init__.py")
-
-    def is_stale(self, path: Path, digest: str | None) -> bool:
-        """Return whether this process has loaded *path* with other content; *digest* is the current one."""
-        noted = self._digests.get(str(path.absolute()))
-        return noted is not None and noted != (digest or sha256(path))
-
-    def _record(self, name: str) -> bool:
-        """Record the content of the file *name*, and return whether the file exists."""
-        with suppress(OSError), open(name, "rb", buffering=0) as file:  # noqa: PTH123  as fast as it gets
-            self._digests[name] = hashlib.sha256(file.read()).hexdigest()
-            return True
-        return False
-
-
-@functools.cache
-def record_loaded_sources() -> LoadedSources:
-    """Record the content of each module of the current folder when this process loads it, from now on.
-
-    Call this as early as possible: of a module that is loaded before, the content at the time of the call is
-    recorded. A second call has no effect.
-    """
-    sources = LoadedSources()
-    sys.meta_path.insert(0, sources)
-    return sources
-
-
 def check_unchanged(before: Snapshot) -> None:
     """Raise `StageError` with a list of the differences if the dependencies in *before* have changed."""
     changes = list(_changes(before, take_snapshot(before.stage)))
@@ -274,7 +213,7 @@ def check_loaded(before: Snapshot, version: str) -> None:
     runs several stages.
     """
     key = f"stages/{before.stage.replace('-', '_')}.py: VERSION"
-    loaded = record_loaded_sources()
+    loaded = record_reads()
     stale = [
         *([key] if before.params.get(key, version) != version else []),
         *(str(path) for path, state in before.files.items() if loaded.is_stale(path, state.digest)),

@@ -14,7 +14,7 @@ import warnings
 import torch
 
 from pipeline.__main__ import main
-from pipeline.project.snapshot import record_loaded_sources
+from pipeline.project.reads import record_reads
 
 LOGGERS = (None, "dvc", "stages", "pipeline")
 """The loggers whose settings are restored; None is the root."""
@@ -98,13 +98,13 @@ def _interpreter(folder, arguments):
     program.__package__ = "pipeline"  # for the usage that it prints
     sys.modules["__main__"] = program
     sys.path.insert(0, str(folder))
-    record_loaded_sources.cache_clear()
+    record_reads().sources.clear()
     linecache.clearcache()
     try:
         yield
     finally:
         sys.argv, sys.path[:], sys.meta_path[:], sys.modules["__main__"] = before
-        record_loaded_sources.cache_clear()
+        record_reads().sources.clear()
 
 
 @contextlib.contextmanager

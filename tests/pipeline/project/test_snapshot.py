@@ -10,9 +10,9 @@ import pytest
 from dvc.repo import Repo
 
 from pipeline.project import snapshot
+from pipeline.project.reads import record_reads
 from pipeline.project.snapshot import (
     ABSENT,
-    LoadedSources,
     Snapshot,
     check_loaded,
     check_unchanged,
@@ -192,26 +192,26 @@ def test_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatch)
     (folder / "own_package").mkdir()
     for name in ("own_module.py", "own_package/__init__.py", "own_package/part.py"):
         (folder / name).write_text("value = 1\n")
-    finder = LoadedSources()
+    recorder = record_reads()
+    recorder.record_loaded()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     for name in ("own_module", "own_package", "own_package.part"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.import_module("own_module")
     importlib.import_module("own_package.part")
     paths = [Path("own_module.py"), Path("own_package/__init__.py"), Path("own_package/part.py")]
 
-    assert not any(finder.is_stale(path, None) for path in paths)
+    assert not any(recorder.is_stale(path, None) for path in paths)
     for path in paths:
         path.write_text("value = 2\n")
-    assert all(finder.is_stale(path, None) for path in paths)
-    assert all(finder.is_stale(path, "another digest") for path in paths)
-    assert not finder.is_stale(Path("single.txt"), "another digest")
+    assert all(recorder.is_stale(path, None) for path in paths)
+    assert all(recorder.is_stale(path, "another digest") for path in paths)
+    assert not recorder.is_stale(Path("single.txt"), "another digest")
 
-    later = LoadedSources()  # records the modules that are loaded already
-    assert not later.is_stale(paths[0], None)
+    recorder.record_loaded()
+    assert not recorder.is_stale(paths[0], None)
     paths[0].write_text("value = 3\n")
-    assert later.is_stale(paths[0], None)
+    assert recorder.is_stale(paths[0], None)
     for name in ("own_module", "own_package", "own_package.part"):
         sys.modules.pop(name)
 
