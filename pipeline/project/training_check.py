@@ -13,7 +13,6 @@ from stages.contracts import plugins
 from stages.contracts.burn import choose_version
 from stages.contracts.errors import StageError
 from stages.contracts.history import Split, check_file_names
-from stages.data.storage import read_info
 from stages.models.config import BUILT_IN as MODELS
 from stages.optim.run_length import RunLength, unit_of
 from stages.optim.schedules import Rule, ScheduleUse, parse_monitor
@@ -94,7 +93,8 @@ def describe_schedule(params: Params, dataset: Path) -> list[str]:
     if not dataset.exists():
         return [f"build_learner.schedule: the steps of {', '.join(schedule.spans)} are known after load-data"]
     fit = params.fit
-    batches = ceil(read_info(dataset).counts["train"] / fit.batch_size)
+    info: Any = import_module("stages.data.storage").read_info(dataset)  # few commands load what it needs
+    batches = ceil(info.counts["train"] / fit.batch_size)
     limits = (fit.limit_batches.train, fit.overfit_batches)
     batches = min([batches, *(limit for limit in limits if limit is not None)])
     version = choose_version(fit.burn, fit.recorder.suffix)
