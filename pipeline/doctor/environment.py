@@ -62,28 +62,6 @@ def check_patches() -> Iterator[Diagnostic]:
         yield ok("patches", f"replaced private names: {len(patches)}, all as expected")
 
 
-def _run_program(
-    program: str, *arguments: str, timeout_seconds: float
-) -> subprocess.CompletedProcess[str] | None:
-    """Run the Python *program* in another process; return None after *timeout_seconds*."""
-    command = program_command(program, *arguments)
-    try:
-        return subprocess.run(  # noqa: S603  programs of this module
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
-        )
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
-
-
 def check_disk() -> Iterator[Diagnostic]:
     """Check that the disk has space for the checkpoints that ``fit.keep`` keeps, and for one more."""
     root = runs_root()
@@ -212,14 +190,23 @@ def check_remotes(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
 
 def _check_remote(name: str, url: str, *, timeout_seconds: float) -> Diagnostic:
     subject = f"remote {name}"
-    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
-    if done is None:
+    try:
+        done = subprocess.run(  # noqa: S603  a program of this module
+            program_command(REMOTE_PROGRAM, name),
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
+        )
+    except subprocess.TimeoutExpired:
         message = f"{url} did not answer within {timeout_seconds:g} seconds"
         return problem(subject, message, REMOTE_REMEDY)
     try:
         state = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        return problem(subject, f"{url} is unreachable: {_last_line(done)}", REMOTE_REMEDY)
+        reason = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}, no message"
+        return problem(subject, f"{url} is unreachable: {reason}", REMOTE_REMEDY)
     if state["filled"]:
         return ok(subject, f"{url} answers")
     bucket = state["path"].partition("/")[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 from uuid import UUID
@@ -125,7 +125,7 @@ def learner(
         timeout_seconds: Save and stop after this many seconds; the next run resumes.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    request = _Request(overrides, targets, deadline, downstream, force)
+    interrupted = "dvc exp run"
     execute = partial(reproduce, run=run_recorded, force=force)
     hide_expected_errors()
     if command_line := _command_line.get():
@@ -135,50 +135,33 @@ def learner(
         stack.push(_end_tasks)
         try:
             if command_line is None:
-                _prepare(request, experiment=experiment, push=push)
+                _prepare(overrides, experiment=experiment, push=push)
+            stages = select_stages(targets, downstream=downstream)
             title = _read_title()
             name = _name_experiment(title) if experiment else None
             if name:
-                results = _run_experiment(request, name)
+                options = {"--downstream": downstream, "--force": force}
+                selection = [*targets, *(option for option, is_set in options.items() if is_set)]
+                run = Experiment(name, overrides, selection)
+                run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=deadline)
+                results = read_results(name) if "fit" in stages else None
             else:
-                with _workspace(request) as report:
-                    for stage in request.stages:
-                        with _explain_timeout(stage, request.deadline):
-                            task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
-                            outcome = task(execute).result()  # not submitted: threads receive no signal
+                with _workspace(overrides, deadline) as report:
+                    for stage in stages:
+                        interrupted = stage
+                        task = TASKS[stage].with_options(timeout_seconds=seconds_left(deadline))
+                        outcome = task(execute).result()  # not submitted: threads receive no signal
                         report(stage, outcome)
-                    results = read_results() if request.trains else None
+                    results = read_results() if "fit" in stages else None
             note_end(_this_run().id, Completed())
             stack.callback(_write_page, results, title)
             if push:
                 push_results(name, get_run_logger().info)
-        except TimeoutError as error:
-            if not has_passed(request.deadline):
+        except TimeoutError:
+            if not has_passed(deadline):
                 raise
-            return _build_timeout_state(error, timeout_seconds)
+            return _build_timeout_state(interrupted, timeout_seconds)
     return None
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The params and stages of one run."""
-
-    overrides: Sequence[str]
-    targets: Sequence[str]
-    deadline: float | None
-    """On the monotonic clock."""
-    downstream: bool
-    force: bool
-
-    @cached_property
-    def stages(self) -> list[str]:
-        """The stages to bring up to date, in order."""
-        return select_stages(self.targets, downstream=self.downstream)
-
-    @property
-    def trains(self) -> bool:
-        """True if the stages include fit, which writes the results."""
-        return "fit" in self.stages
 
 
 @dataclass(frozen=True)
@@ -235,13 +218,12 @@ def has_passed(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline - ROUNDING_SECONDS
 
 
-def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
-    """Prepare the project and check *request*. Raises `ParamsError` and `StageError` if it cannot succeed."""
+def _prepare(overrides: Sequence[str], *, experiment: bool, push: bool) -> None:
+    """Prepare the project and check the arguments. Raises `ParamsError` and `StageError` for a mistake."""
     check_delivered_files()
     restore_idle_params(get_run_logger().warning)
-    check_overrides(request.overrides)
+    check_overrides(overrides)
     check_stages(read_definition())
-    select_stages(request.targets, downstream=request.downstream)
     if push:
         check_remotes(experiment=experiment)
     if SERVER_VARIABLE not in os.environ:
@@ -249,8 +231,8 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
 
 
 @contextmanager
-def _workspace(request: _Request) -> Iterator[Report]:
-    """Hold the project lock in the block, with the overrides of *request* in params.yaml.
+def _workspace(overrides: Sequence[str], deadline: float | None) -> Iterator[Report]:
+    """Hold the project lock in the block, with *overrides* in params.yaml.
 
     Yields the function that receives the outcome of each stage.
     """
@@ -258,32 +240,13 @@ def _workspace(request: _Request) -> Iterator[Report]:
         yield command_line.report
         return
     logger = get_run_logger()
-    remaining = seconds_left(request.deadline)
+    remaining = seconds_left(deadline)
     wait_seconds = read_seconds(WAIT_VARIABLE, WAIT_SECONDS)
     start_watchdog(os.getpid())
     with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
-        with edit_params(override_params(request.overrides)) if request.overrides else nullcontext():
+        with edit_params(override_params(overrides)) if overrides else nullcontext():
             yield lambda name, outcome: logger.info("%s: %s", name, outcome)
-
-
-@contextmanager
-def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
-    """Raise a `TimeoutError` that names *stage* if the block is interrupted at *deadline*."""
-    try:
-        yield
-    except TimeoutError as error:
-        if not has_passed(deadline):
-            raise
-        raise TimeoutError(f"{stage} was interrupted") from error
-
-
-def _run_experiment(request: _Request, name: str) -> Results | None:
-    options = {"--downstream": request.downstream, "--force": request.force}
-    targets = [*request.targets, *(option for option, is_set in options.items() if is_set)]
-    run = Experiment(name, request.overrides, targets)
-    run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
-    return read_results(name) if request.trains else None
 
 
 def _name_experiment(title: str) -> str:
@@ -338,9 +301,10 @@ def _this_run() -> FlowRun:
     return context.flow_run
 
 
-def _build_timeout_state(error: TimeoutError, timeout_seconds: float | None) -> State[TimeoutError]:
+def _build_timeout_state(interrupted: str, timeout_seconds: float | None) -> State[TimeoutError]:
     message = (
-        f"timed out after {timeout_seconds:g} s (timeout_seconds): {error}. Finished stages and "
-        "training progress are kept. Run the deployment again with the same params to resume"
+        f"timed out after {timeout_seconds:g} s (timeout_seconds): {interrupted} was interrupted. "
+        "Finished stages and training progress are kept. Run the deployment again with the same params to "
+        "resume"
     )
     return Failed(name="TimedOut", message=message, data=TimeoutError(message))

@@ -26,6 +26,7 @@ from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git, try_git
 from pipeline.project.params import build_params_error
 from pipeline.project.params_edit import check_content, override_content, parse_params
+from pipeline.project.snapshot import look_up
 from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
@@ -305,7 +306,9 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
         entry for stage in stages for entry in (stage.get("params") or {}).items() if entry[0] not in params
     ]
     return all(
-        _value(base.content(name), key) == value for name, values in recorded for key, value in values.items()
+        look_up(base.content(name), key) == value
+        for name, values in recorded
+        for key, value in values.items()
     )
 
 
@@ -363,12 +366,6 @@ def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
         return False
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
     return try_git(base.root, *command).returncode != 0
-
-
-def _value(content: Any, key: str) -> Any:
-    for part in [key] if isinstance(content, dict) and key in content else key.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
 
 
 def _check_params(content: Any, base: FrozenProject) -> None:
