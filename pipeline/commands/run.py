@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -46,7 +45,7 @@ def run(
     Example: learner run -S fit.num_epochs=30
     """
     with set_verbosity(quiet=quiet, verbose=verbose):
-        run_stages(print_outcome, set_param, Selection(targets, downstream=downstream, force=force))
+        run_stages(print_outcome, set_param, targets, downstream=downstream, force=force)
 
 
 def resume(
@@ -91,24 +90,19 @@ def resume(
         run_stages(report)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The stages of a run: *targets* with the stages before or, *downstream*, after them; none means all."""
-
-    targets: "Sequence[str]" = ()
-    downstream: bool = False
-    force: bool = False
-    """Run the stages although their dependencies are unchanged."""
-
-
 def run_stages(
     report: "Callable[[str, Outcome], None]",
     overrides: "Sequence[str]" = (),
-    selection: Selection = Selection(),
+    targets: "Sequence[str]" = (),
+    *,
+    downstream: bool = False,
+    force: bool = False,
 ) -> None:
-    """Run the stages of *selection* that are out of date, and pass the outcome of each to *report*.
+    """Run *targets*, by default all stages, and pass the outcome of each to *report*.
 
-    *overrides* are params in the syntax of DVC's ``-S``, which are set in params.yaml.
+    The stages before them run too if they are out of date, or with *downstream* those after them, and with
+    *force* also those that are up to date. *overrides* are params in the syntax of DVC's ``-S``, which are
+    set in params.yaml.
     """
     from pipeline.project.reads import record_reads
 
@@ -122,7 +116,7 @@ def run_stages(
     from stages.renderers.plain import read_renderer_name
 
     check_stages(read_definition())
-    stages = select_stages(selection.targets, downstream=selection.downstream)
+    stages = select_stages(targets, downstream=downstream)
     _check_params(stages, overrides)  # before a process is started or an output is removed
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error)
@@ -133,11 +127,12 @@ def run_stages(
                 from pipeline.flows.flow import learner, run_from_command_line
 
                 with run_from_command_line(report) as has_begun:
-                    learner(list(overrides), experiment=False, **vars(selection))
+                    options = {"downstream": downstream, "force": force}
+                    learner(list(overrides), experiment=False, targets=list(targets), **options)
                 is_recorded = has_begun.is_set()
             if not is_recorded:
                 for name in stages:
-                    report(name, reproduce(name, force=selection.force))
+                    report(name, reproduce(name, force=force))
 
 
 def _check_params(stages: "Sequence[str]", overrides: "Sequence[str]") -> None:

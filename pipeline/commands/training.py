@@ -42,38 +42,31 @@ def evaluate(
 
     Example: learner evaluate --source npz:test.npz
     """
+    from pipeline.project.check import read_spec
     from pipeline.project.params import read_params
     from pipeline.project.paths import read_paths
-
-    evaluate_model(read_params(), read_paths(), model, source)
-
-
-def evaluate_model(
-    params: "Params", paths: Mapping[str, Path], model_path: Path, source: str
-) -> dict[str, float]:
-    """Compute, log, print and return the metrics in ``fit.metrics`` of the model at *model_path*.
-
-    *source* is ``train``, ``valid`` or ``test`` for a split of the prepared data, ``digits``,
-    ``idx:FOLDER``, ``npz:FILE``, or an import path. Of another source with splits, only the test split is
-    used, or else the valid split. Raises `ParamsError` for any other text, and for a split that is missing.
-    """
-    from pipeline.project.check import read_spec
     from stages import data, learner, metrics, records
     from stages.learner import from_params
 
+    params, paths = read_params(), read_paths()
     from_params.prepare_process(params.fit)
     spec = read_spec(paths["learner"], params)
     info = data.read_info(paths["dataset"])
-    model, _, _ = spec.build(params.build_learner.seed)
-    records.load_into(model, records.read_item(model_path), source=str(model_path))
+    built, _, _ = spec.build(params.build_learner.seed)
+    records.load_into(built, records.read_item(model), source=str(model))
     loader = from_params.build_test_loader(params.fit, _dataset(paths["data"], source), info)
     builder = learner.EvaluatorBuilder(paths["artifacts"])
     builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
-    evaluator = from_params.configure_evaluator(params.fit, builder).build(model)
-    return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+    evaluator = from_params.configure_evaluator(params.fit, builder).build(built)
+    evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
 
 def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets.ImageFileDataset":
+    """Return the data that *source*, the value of ``--source``, names.
+
+    Of a source with splits other than the prepared data, only the test split is used, or else the valid
+    split. Raises `ParamsError` for any other text, and for a split that is missing.
+    """
     from stages import data
 
     if source in SPLITS:
