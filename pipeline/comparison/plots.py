@@ -158,9 +158,10 @@ def _spec(metric: str, curves: Curves, runs: Sequence[str], *, x: str) -> Spec:
         for name, by_run in curves.items()
         for run, points in by_run.items()
     }
-    if not has_finite_value(series):
+    if not any(math.isfinite(value) for curve in series.values() for _, value in curve):
         raise StageError(f"{metric!r} has no finite value in any of these runs. Name another metric or run")
-    spec = curves_spec(series, x=x, title=metric.rpartition("/")[2], color_of=assign_colors(runs))
+    colors = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(runs)}
+    spec = curves_spec(series, x=x, title=metric.rpartition("/")[2], color_of=colors)
     return spec | {"width": 640, "height": 380, "background": "white"}
 
 
@@ -180,16 +181,6 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
             text.append(f"{replace_unprintable(name)}  ")
         text.append("\n")
     return text
-
-
-def assign_colors(names: Sequence[str]) -> dict[str, str]:
-    """Return a color for each run; they repeat from the eleventh run on."""
-    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
-
-
-def has_finite_value(series: Series) -> bool:
-    """Return whether a value in *series* is finite; only those can be drawn."""
-    return any(math.isfinite(value) for curve in series.values() for _, value in curve)
 
 
 def curves_spec(series: Series, *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:

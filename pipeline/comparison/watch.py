@@ -64,7 +64,12 @@ class Watcher:
             state = (_project_state(), self._cache.read_times(), [run.key for run in running])
             if state != self._state:
                 self._content = None
-                self._forget_removed(self._cache.list_objects())
+                objects = self._cache.list_objects()
+                if (
+                    not self._objects <= objects
+                ):  # the cache has lost one, so that a known run may have changed
+                    self._known.clear()
+                self._objects = objects
                 self._found = self._read(read_runs(self._revs))
                 self._state = state
             beats = [run.beat for run in running]
@@ -72,12 +77,6 @@ class Watcher:
                 self._content = self._build(running)
                 self._beats = beats
             return self._content
-
-    def _forget_removed(self, objects: set[str]) -> None:
-        """Forget the runs if *objects*, those in the cache now, lack one that was there before."""
-        if not self._objects <= objects:
-            self._known.clear()
-        self._objects = objects
 
     def _build(self, running: Sequence[Run]) -> PageContent:
         read = {run.key: read_live_run(run) or self._live.get(run.key) for run in running}

@@ -42,7 +42,7 @@ def run_dvc(
     `TimeoutError`.
     """
     child = subprocess.Popen(  # noqa: S603  the arguments are no shell's
-        build_command(arguments),
+        module_command("pipeline.engine.dvc_process", str(os.getpid()), *arguments),
         cwd=folder,
         env=_environment(environment or {}),
         stdout=subprocess.PIPE,
@@ -64,11 +64,6 @@ def run_dvc(
     if code:
         lines = "".join(f"\n  {line}" for line in last)
         raise StageFailedError(f"dvc {' '.join(arguments)} failed with exit code {code}:{lines}")
-
-
-def build_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs ``dvc`` with *arguments* in a process that ends with this one."""
-    return module_command("pipeline.engine.dvc_process", str(os.getpid()), *arguments)
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

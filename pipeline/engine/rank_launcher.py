@@ -100,7 +100,9 @@ def _run_group(
     command: Sequence[str], devices: Sequence[str], folder: Path, interrupter: Interrupter
 ) -> None:
     """Run the ranks once, and raise the error that their exits mean."""
-    _empty(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (*folder.glob("*.log"), *folder.glob("*.error.json")):  # of the previous ranks
+        path.unlink()
     output = None if sys.stdout is sys.__stdout__ else sys.stdout  # child processes do not inherit the latter
     first = "1" if output is None else "0"
     start = module_command(
@@ -210,14 +212,6 @@ class _Ranks:
         for _, process in self._running.values():
             with suppress(ProcessLookupError):
                 (os.killpg if number == SIGKILL else os.kill)(process.pid, number)
-
-
-def _empty(folder: Path) -> None:
-    """Create *folder*, and remove the files of the previous ranks from it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.log", "*.error.json"):
-        for path in folder.glob(pattern):
-            path.unlink()
 
 
 @contextmanager

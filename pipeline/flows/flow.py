@@ -138,12 +138,13 @@ def learner(
                 _prepare(overrides, experiment=experiment, push=push)
             stages = select_stages(targets, downstream=downstream)
             title = _read_title()
-            name = _name_experiment(title) if experiment else None
+            this_run = _this_run()
+            name = f"{slug(title)}-{slug(this_run.name)}-{str(this_run.id)[-6:]}" if experiment else None
             if name:
                 options = {"--downstream": downstream, "--force": force}
                 selection = [*targets, *(option for option, is_set in options.items() if is_set)]
                 run = Experiment(name, overrides, selection)
-                run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=deadline)
+                run_experiment(run, get_run_logger(), flow_run=str(this_run.id), deadline=deadline)
                 results = read_results(name) if "fit" in stages else None
             else:
                 with _workspace(overrides, deadline) as report:
@@ -153,7 +154,7 @@ def learner(
                         outcome = task(execute).result()  # not submitted: threads receive no signal
                         report(stage, outcome)
                     results = read_results() if "fit" in stages else None
-            note_end(_this_run().id, Completed())
+            note_end(this_run.id, Completed())
             stack.callback(_write_page, results, title)
             if push:
                 push_results(name, get_run_logger().info)
@@ -247,11 +248,6 @@ def _workspace(overrides: Sequence[str], deadline: float | None) -> Iterator[Rep
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
         with edit_params(override_params(overrides)) if overrides else nullcontext():
             yield lambda name, outcome: logger.info("%s: %s", name, outcome)
-
-
-def _name_experiment(title: str) -> str:
-    run = _this_run()
-    return f"{slug(title)}-{slug(run.name)}-{str(run.id)[-6:]}"
 
 
 def _write_page(results: Results | None, title: str) -> None:

@@ -58,23 +58,16 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
 
 def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
     """Write an image of the curves; one that cannot be drawn is a warning."""
+    if not is_available():
+        artifacts.logger.info("no image of the curves, because vl-convert is missing. Run %s", EXTRA)
+        return
     try:
-        url = _curves_url(results.history)
+        png = draw_png(_curves_specification(results.history), scale=1.5)
     except Exception as error:  # noqa: BLE001  no picture may cost the run that it shows
         artifacts.logger.warning("the image of the curves cannot be drawn: %r", error)
         return
-    if url:
-        artifacts.create("image", key, url, "The curves, epoch by epoch")
-    else:
-        artifacts.logger.info("no image of the curves, because vl-convert is missing. Run %s", EXTRA)
-
-
-def _curves_url(history: History) -> str | None:
-    """Return the curve of each metric on both splits as a PNG in a ``data:`` URL; None without vl-convert."""
-    if not is_available():
-        return None
-    png = draw_png(_curves_specification(history), scale=1.5)
-    return f"data:image/png;base64,{b64encode(png).decode()}"
+    url = f"data:image/png;base64,{b64encode(png).decode()}"
+    artifacts.create("image", key, url, "The curves, epoch by epoch")
 
 
 def _curves_specification(history: History) -> dict[str, Any]:

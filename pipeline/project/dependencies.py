@@ -180,12 +180,6 @@ def _read_sections(params: Params) -> dict[str, Any]:
     return {**dict(params), "fit": fit}
 
 
-def _find_loggers(params: Params) -> set[Path]:
-    """Return the modules of loggers in *params*, and what they import."""
-    modules = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
-    return modules | find_imports(modules)
-
-
 def find_modules(config: BaseModel) -> Iterator[Path]:
     """Yield the modules and packages of the project that *config* names at any depth."""
     folders = list_import_folders()
@@ -305,7 +299,8 @@ def guard_deps(
     used = _find_used_files(stage, params, declared, certain=True)
     used |= {*programs, *find_imports(programs, certain=True)}
     _check_known(stage, declared, used, _read_notes())
-    loggers = {str(path.absolute()) for path in _find_loggers(params) - used}
+    of_loggers = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
+    loggers = {str(path.absolute()) for path in (of_loggers | find_imports(of_loggers)) - used}
     guard = DepsGuard(stage, declared, frozenset(used), frozenset(loggers))
     covered = [str(path.absolute()) for path in (*declared.deps, *declared.outs)]
     with record_reads().recording(body, covered):
@@ -345,14 +340,12 @@ def _read_notes() -> Deps:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         content = json.loads((runs_root() / MISSING_DEPS).read_text(encoding="utf-8"))
         for stage, files in content.items():
-            notes[stage] = [Path(name) for name, reader in files.items() if _is_current(name, reader)]
+            notes[stage] = [
+                Path(name)  # that exists, and whose reader, a module and its hash, is unchanged
+                for name, (reader, digest) in files.items()
+                if Path(name).exists() and _hash(Path(reader)) == digest
+            ]
     return notes
-
-
-def _is_current(name: str, reader: list[str]) -> bool:
-    """Return whether the file *name* exists, and *reader*, a module and its hash, is unchanged."""
-    path, digest = reader
-    return Path(name).exists() and _hash(Path(path)) == digest
 
 
 def _write_notes(stage: str, readers: Mapping[Path, str]) -> None:

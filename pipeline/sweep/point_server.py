@@ -237,8 +237,11 @@ def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str)
             first.wait()
         with write_lockfiles_once() if has_only_calls else nullcontext():  # no other process reads them
             stages = repo.reproduce()
-        paths = _list_paths(repo)  # reads the plots, which the cache may have lacked before
-    _commit(repo, paths, f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
+        # what an experiment has, even if git does not track it yet; the plots may have been missing before
+        paths = set(TempDirExecutor._get_top_level_paths(repo))  # noqa: SLF001  see PATCHES
+        for stage in repo.index.stages:
+            paths.update(_get_stage_files(stage))
+    _commit(repo, sorted(paths), f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
 
 
 class _FirstPoint:
@@ -274,14 +277,6 @@ class _FirstPoint:
     def _end(self) -> None:
         self._path.write_bytes(b"1")
         self._stack.close()
-
-
-def _list_paths(repo: Repo) -> list[str]:
-    """Return the paths of the pipeline that an experiment has, even if git does not track them yet."""
-    paths = set(TempDirExecutor._get_top_level_paths(repo))  # noqa: SLF001  see PATCHES
-    for stage in repo.index.stages:
-        paths.update(_get_stage_files(stage))
-    return sorted(paths)
 
 
 def _commit(repo: Repo, paths: Sequence[str], message: str, ref: str) -> None:

@@ -106,7 +106,10 @@ def run_search(search: Search, options: SweepOptions) -> None:
             print_text(
                 f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
             )
-            ran = _run_batch(base, points, options, lock, rungs)
+            if rungs:
+                ran = _run_rungs(base, points, options, lock, rungs)
+            else:
+                ran = _run_points(base, plan_points(base, points), options, lock)
             metric, curves = _read_curves(base, dict(enumerate(ran)), options)
             options = replace(options, metric=metric)  # the same one for all batches
             search.tell([(curves[number], result.stopped) for number, result in enumerate(ran)])
@@ -145,15 +148,6 @@ def _search_rungs(base: FrozenProject, points: Sequence[Point], search: Search, 
         return Rungs(epochs, partial(select_points, rule))
     search.use_pruner(rule, epochs)
     return Rungs(epochs, search.select)
-
-
-def _run_batch(
-    base: FrozenProject, points: Sequence[Point], options: SweepOptions, lock: Path, rungs: Rungs | None
-) -> list[PointResult]:
-    """Run *points* to their last epoch, or up to the epochs of *rungs*, and return the result of each."""
-    if rungs is None:
-        return _run_points(base, plan_points(base, points), options, lock)
-    return _run_rungs(base, points, options, lock, rungs)
 
 
 @contextmanager

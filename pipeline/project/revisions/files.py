@@ -234,16 +234,12 @@ class RevisionFiles:
 
         Outputs with ``cache: false`` in dvc.yaml are not considered. False before the first run.
         """
-        outputs = self._list_cached_outputs()
+        uncached = _parse_uncached(self._text("dvc.yaml") or "")
+        outputs = [(path, md5) for path, md5 in self._outputs() if path not in uncached]
         lists = [md5 for _, md5 in outputs if md5.endswith(DIRECTORY_SUFFIX)]
         files = [md5 for output in outputs for _, md5 in self._files_of(*output)]
         intact = [self._is_intact(md5) for md5 in (*lists, *files)]
         return bool(self.lock) and all(intact)
-
-    def _list_cached_outputs(self) -> list[tuple[str, str]]:
-        """Return the outputs without those with ``cache: false`` in dvc.yaml."""
-        uncached = _parse_uncached(self._text("dvc.yaml") or "")
-        return [(path, md5) for path, md5 in self._outputs() if path not in uncached]
 
     def _outputs(self) -> Iterator[tuple[str, str]]:
         """Yield path and hash of each output below this folder; a stage with a wdir may have others."""
