@@ -157,4 +157,4 @@ def test_project_without_the_entry_of_the_test_split_still_runs(finished, tmp_pa
     refused = finished.call("check")
 
     assert refused.code == 2
-    assert "Add 'test: artifacts/test/split' to vars.paths, '${paths.test}' to the outs of" in refused.err
+    assert "Add 'test: artifacts/test/split' to vars.paths, '${paths.learner}' and" in refused.err

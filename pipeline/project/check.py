@@ -111,11 +111,8 @@ def find_late_mistakes(
         if look_up(content, key) is ABSENT
     ]
     model = parse_paths(definition, "dvc.yaml").get("model")
-    try:
-        if model is not None:
-            params.save_model.check_suffix(model)
-    except ParamsError as error:
-        lines.append(str(error))
+    if model is not None:
+        lines += filter(None, [describe_mistake(partial(params.save_model.check_suffix, model))])
     return [
         *lines,
         *_find_missing_test_entries(params, definition),
@@ -125,23 +122,20 @@ def find_late_mistakes(
     ]
 
 
-def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
-    """Return a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
+def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
     stage = stages_of(definition).get("save-model")
-    paths = parse_paths(definition, "dvc.yaml")
     if not params.load_data.test_fraction or stage is None:
-        return []
-    missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
-    values = read_variables(definition)
-    for kind, names in {"deps": ("learner", "data"), "outs": ("test",)}.items():
-        entries = list_paths(stage, kind, values)
-        lacking = [
-            f"'${{paths.{path_name}}}'" for path_name in names if str(paths.get(path_name)) not in entries
-        ]
-        if lacking:
-            missing.append(f"{' and '.join(lacking)} to the {kind} of save-model")
-    line = "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
-    return [f"{line}{', '.join(missing)}, and '${{paths.test}}/metrics.json' to metrics"] if missing else []
+        return
+    paths, values = dict(parse_paths(definition, "dvc.yaml")), read_variables(definition)
+    needed = (("deps", "learner"), ("deps", "data"), ("outs", "test"))
+    if not all(str(paths.get(name)) in list_paths(stage, kind, values) for kind, name in needed):
+        yield (
+            "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
+            "'test: artifacts/test/split' to vars.paths, '${paths.learner}' and '${paths.data}' to the deps "
+            "of save-model, '${paths.test}' to its outs, and '${paths.test}/metrics.json' to metrics, as far "
+            "as they are missing"
+        )
 
 
 def check_stages(definition: Mapping[str, Any]) -> None:
