@@ -75,6 +75,7 @@ def _make_fresh(folder, home):
     project.ok("git", "init", "-q")
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "The project")
+    project.ok("git", "repack", "-adq")  # one file instead of 750, which every copy would have
 
 
 def _make_short(folder, home):
