@@ -6,7 +6,7 @@ from pathlib import Path
 from kills import Plan, Trials
 from report import SkippedError
 
-MEMORY = Path("/dev/shm")  # noqa: S108  in a folder of each trial
+PLACES = (Path("/dev/shm"), Path("/var/tmp"))  # noqa: S108  in a folder of each trial
 KINDS = {
     "hard links": "type = hardlink",
     "hard links or copies": "type = hardlink,copy",
@@ -41,7 +41,7 @@ class CacheTrials(Trials):
         project = super().begin(planned, folder)
         settings = f"[cache]\n{KINDS[planned.links]}\n"
         if planned.links != "hard links":
-            cache = MEMORY / f"{folder.parents[1].name}-{folder.name}"
+            cache = find_other_file_system(folder) / f"{folder.parents[1].name}-{folder.name}"
             cache.mkdir()
             (project.folder / ".dvc/cache").symlink_to(cache)  # for the comparison: DVC reads its settings
             project.folders.append(cache)
@@ -50,9 +50,16 @@ class CacheTrials(Trials):
         return project
 
 
+def find_other_file_system(folder):
+    """Return one of `PLACES` that is not on the file system of *folder*. Raises `SkippedError` if all are."""
+    for place in PLACES:
+        if place.is_dir() and place.stat().st_dev != folder.stat().st_dev:
+            return place
+    raise SkippedError(f"none of {', '.join(map(str, PLACES))} is another file system")
+
+
 def run(asked, folder, until):
     """Return a row for each trial."""
-    if not MEMORY.is_dir() or MEMORY.stat().st_dev == folder.stat().st_dev:
-        raise SkippedError(f"{MEMORY} is not another file system")
+    find_other_file_system(folder)
     indices = [asked.replay] if asked.replay is not None else range(asked.count)
     return CacheTrials(folder, asked.seed, short=asked.short).run(indices, asked.jobs, until)
