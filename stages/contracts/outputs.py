@@ -48,7 +48,7 @@ def weight_of(item: Output) -> Weight:
     weight: Any = getattr(item, "weight", None)
     if weight is None:
         return item.size
-    if hasattr(weight, "device") and weight.device.type != "cpu":
+    if not getattr(weight, "is_cpu", True):
         on_device: Tensor = weight
         return on_device
     number = float(weight)

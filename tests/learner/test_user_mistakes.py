@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from long_tests import long
@@ -438,7 +439,7 @@ def test_weight_that_is_not_a_divisor_is_rejected(weight, start, tmp_path):
         learner.fit(batches(), batches())
 
 
-@pytest.mark.parametrize("weight", [3, 3.0, 0.25, torch.tensor(7.5)])
+@pytest.mark.parametrize("weight", [3, 3.0, 0.25, torch.tensor(7.5), np.float32(0.5)])
 def test_weight_may_be_any_number_above_0(weight, start, tmp_path):
     model = net(Weighted)
     model.weight = weight
