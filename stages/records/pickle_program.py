@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import MAX_DIMENSIONS, MAX_ELEMENTS
@@ -57,7 +57,9 @@ _LITERALS = {
     *("BINBYTES", "SHORT_BINBYTES", "BINSTRING", "SHORT_BINSTRING"),
 }
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 _Key = str | int | float | None
+_Container = TypeVar("_Container", list[Any], dict[_Key, Any])
 
 
 @dataclass(frozen=True)
@@ -171,17 +173,45 @@ class _Program:
             self.stack.append(argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
         elif name in _TUPLES:
-            self._push_tuple(self._pop(_TUPLES[name]))
-        elif handler := _HANDLERS.get(name):
-            handler(self, argument)
+            self.stack.append(tuple(self._pop(_TUPLES[name])))
         elif name in {"GLOBAL", "STACK_GLOBAL"}:
             self._push_name(argument, position)
-        elif name not in {"PROTO", "FRAME", "STOP"}:
+        elif name not in {"PROTO", "FRAME", "STOP"} and not self._evaluate(name, argument):
             raise RecordError(
                 f"{self.where} has the opcode {name} at byte {position} of its pickle, which a state dict "
                 f"does not need; nothing was executed. {ADVICE}"
             )
+
+    def _evaluate(self, name: str, argument: Any) -> bool:
+        """Evaluate an opcode that depends on earlier ones; return whether a state dict may have it."""
+        match name:
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                self.stack.append(self.memo[argument])
+            case "MARK":
+                self.marks.append(len(self.stack))
+            case "TUPLE":
+                self.stack.append(tuple(self._pop_to_mark()))
+            case "APPEND" | "APPENDS":
+                values = self._pop(1) if name == "APPEND" else self._pop_to_mark()
+                self._top(list).extend(values)
+            case "SETITEM" | "SETITEMS":
+                values = self._pop(2) if name == "SETITEM" else self._pop_to_mark()
+                self._top(dict).update(_build_dict(zip(values[::2], values[1::2], strict=True)))
+            case "REDUCE":
+                self._call(*self._pop(2))
+            case "BUILD":  # the versions of torch's modules, which are attributes of a mapping
+                self._pop(1)
+                self._top(dict)
+            case "BINPERSID":
+                self._push_storage(*self._pop(1))
+            case _:
+                return False
+        return True
 
     def _push_name(self, argument: str | None, position: int) -> None:
         parts = self._pop(2) if argument is None else argument.split(" ", 1)
@@ -203,77 +233,24 @@ class _Program:
     def _pop_to_mark(self) -> list[Any]:
         return self._pop(len(self.stack) - self.marks.pop())
 
-    def _push_tuple(self, values: list[Any]) -> None:
-        self.stack.append(tuple(values))
+    def _top(self, kind: type[_Container]) -> _Container:
+        """Return the last value, which must be a *kind*."""
+        top = self.stack[-1]
+        if not isinstance(top, kind):
+            name = "mapping" if kind is dict else "list"
+            raise TypeError(f"expected a {name}, found a {type(top).__name__}")
+        return top
 
-    def mark(self, _: Any) -> None:
-        self.marks.append(len(self.stack))
-
-    def push_list(self, _: Any) -> None:
-        self.stack.append([])
-
-    def push_dict(self, _: Any) -> None:
-        self.stack.append({})
-
-    def push_marked_tuple(self, _: Any) -> None:
-        self._push_tuple(self._pop_to_mark())
-
-    def append(self, _: Any) -> None:
-        [value] = self._pop(1)
-        self._list().append(value)
-
-    def extend(self, _: Any) -> None:
-        values = self._pop_to_mark()
-        self._list().extend(values)
-
-    def set_item(self, _: Any) -> None:
-        key, value = self._pop(2)
-        self._dict()[_check_key(key)] = value
-
-    def set_items(self, _: Any) -> None:
-        values = self._pop_to_mark()
-        target = self._dict()
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            target[_check_key(key)] = value
-
-    def store(self, index: int) -> None:
-        self.memo[index] = self.stack[-1]
-
-    def memoize(self, _: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def fetch(self, index: int) -> None:
-        self.stack.append(self.memo[index])
-
-    def call(self, _: Any) -> None:
-        called, arguments = self._pop(2)
+    def _call(self, called: Any, arguments: Any) -> None:
         if not isinstance(called, _Name) or called.text not in FUNCTIONS or not isinstance(arguments, tuple):
             raise ValueError("its pickle calls what is not a function")
         self.stack.append(FUNCTIONS[called.text](*arguments))
 
-    def set_attributes(self, _: Any) -> None:
-        """Drop the attributes of a mapping: the versions of torch's modules."""
-        self._pop(1)
-        self._dict()
-
-    def push_storage(self, _: Any) -> None:
-        [reference] = self._pop(1)
+    def _push_storage(self, reference: Any) -> None:
         kind, storage, key, _location, numel, *view = reference
         if kind != "storage" or not isinstance(key, str) or not _is_size(numel) or any(view):
             raise ValueError("its pickle references an unsupported storage")
         self.stack.append(StorageRef(key, STORAGES[storage.text.rpartition(".")[2]], numel))
-
-    def _list(self) -> list[Any]:
-        top = self.stack[-1]
-        if not isinstance(top, list):
-            raise TypeError(f"expected a list, found a {type(top).__name__}")
-        return top
-
-    def _dict(self) -> dict[_Key, Any]:
-        top = self.stack[-1]
-        if not isinstance(top, dict):
-            raise TypeError(f"expected a mapping, found a {type(top).__name__}")
-        return top
 
 
 def _check_key(key: Any) -> _Key:
@@ -286,23 +263,3 @@ def _check_key(key: Any) -> _Key:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < MAX_ELEMENTS
-
-
-_HANDLERS: dict[str, Callable[[_Program, Any], None]] = {
-    "MARK": _Program.mark,
-    "EMPTY_LIST": _Program.push_list,
-    "EMPTY_DICT": _Program.push_dict,
-    "TUPLE": _Program.push_marked_tuple,
-    "APPEND": _Program.append,
-    "APPENDS": _Program.extend,
-    "SETITEM": _Program.set_item,
-    "SETITEMS": _Program.set_items,
-    "BINPUT": _Program.store,
-    "LONG_BINPUT": _Program.store,
-    "MEMOIZE": _Program.memoize,
-    "BINGET": _Program.fetch,
-    "LONG_BINGET": _Program.fetch,
-    "REDUCE": _Program.call,
-    "BUILD": _Program.set_attributes,
-    "BINPERSID": _Program.push_storage,
-}
