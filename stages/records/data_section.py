@@ -124,7 +124,8 @@ def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:
         written += piece.nbytes
     if written != tensor.nbytes:
         raise RecordError(
-            f"{name} provided {written} bytes, but shape {list(tensor.shape)} takes {tensor.nbytes}"
+            f"{name} is a {tensor.dtype} tensor of shape {list(tensor.shape)}, which takes {tensor.nbytes} "
+            f"bytes, but its data has {written}"
         )
 
 

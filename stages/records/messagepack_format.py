@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records import data_section
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
 from stages.records.number_arrays import NumberArray
@@ -309,15 +310,7 @@ def _encode_tensor(tensor: RawTensor, path: str) -> Iterator[bytes | memoryview]
     yield _map_header(3)
     yield _encode_scalar("bytes", path)
     yield _bin_header(tensor.nbytes, path)
-    missing = tensor.nbytes
-    for piece in tensor.pieces():
-        missing -= piece.nbytes
-        yield piece
-    if missing:
-        raise RecordError(
-            f"{_describe(path)} is a {tensor.dtype} tensor of shape {list(tensor.shape)}, "
-            f"which takes {tensor.nbytes} bytes, but its data has {tensor.nbytes - missing}"
-        )
+    yield from data_section.iter_bytes(tensor, _describe(path))
     yield _encode_scalar("shape", path)
     yield from _encode_sequence(tensor.shape, path, 0)
     yield _encode_scalar("dtype", path)

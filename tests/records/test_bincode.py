@@ -307,7 +307,7 @@ def test_unknown_burn_version_is_refused(version):
         (Record({"a": object()}, metadata()), "cannot be recorded"),
         (
             Record({"a": RawTensor("F32", (2,), lambda: (memoryview(b"1234"),))}, metadata()),
-            "provided 4 bytes",
+            "its data has 4",
         ),
     ],
 )

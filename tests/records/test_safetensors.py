@@ -349,7 +349,7 @@ def test_skeleton_that_does_not_match_its_tensors_is_refused(text, message):
         (Record({"a": [tensor()], "b": object()}), "b has the type object"),
         (Record({1: tensor()}), "keys must be text"),
         (Record({"a": "\ud800"}), "not valid Unicode"),
-        (Record({"a": Some(tensor()), "b": RawTensor("F32", (1,), lambda: ())}), "provided 0 bytes"),
+        (Record({"a": Some(tensor()), "b": RawTensor("F32", (1,), lambda: ())}), "its data has 0"),
     ],
 )
 def test_unsupported_value_is_refused_on_write(record, message):
