@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Mapping
 from math import isfinite
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetPydanticSchema, model_validator
+from pydantic_core import core_schema
 
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Text
 
+USE = "use"
+"""The tag of a part by its import path in a union by kind."""
 MAX_DEPTH = 100
 """Limit of nested lists and mappings in an argument, which may contain itself through a YAML alias."""
 
@@ -87,14 +90,26 @@ def kind_of(value: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def select_by_kind(kinds: Collection[str]) -> Discriminator:
-    """Return the discriminator of a union: the tag is one of *kinds*, or ``use`` for any other kind."""
+def select_by_kind(kinds: Collection[str]) -> GetPydanticSchema:
+    """Return the annotation of a union: one of *kinds* selects its class, and any other kind the `Use`."""
 
     def tag(value: Any) -> str:
         kind = kind_of(value)
-        return kind if kind is not None and kind in kinds else "use"
+        return kind if kind is not None and kind in kinds else USE
 
-    return Discriminator(tag)
+    def build_schema(union: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        members = {tag_of(member): handler.generate_schema(member) for member in get_args(union)}
+        return core_schema.tagged_union_schema(members, tag)
+
+    return GetPydanticSchema(build_schema)
+
+
+def tag_of(model: Any) -> str:
+    """Return the tag by which a union selects *model*: its ``kind``, `USE`, or its name."""
+    model = (*get_args(model), model)[0]  # that of an ``Annotated``
+    if "kind" not in model.model_fields:
+        return str(model.__name__)
+    return str((*get_args(model.model_fields["kind"].annotation), USE)[0])
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from stages.contracts.config import USE, tag_of
 from stages.contracts.errors import closest
 
 MAX_SHOWN_CHARACTERS = 60
-USE = "use"
-"""The tag, in a union with built-in parts, of a part that is named by an import path."""
 Location = tuple[int | str, ...]
 
 
@@ -63,7 +62,7 @@ class _Place:
     @property
     def kinds(self) -> list[str]:
         """The kinds that the value may have."""
-        return [_tag(model) for model in _models(self.annotation)]
+        return [tag_of(model) for model in _models(self.annotation)]
 
     @property
     def choices(self) -> list[str]:
@@ -168,7 +167,7 @@ def _find(model: type[BaseModel], location: Location) -> _Place:
     section = model
     for part in location:
         models = _models(annotation)
-        tagged = [member for member in models if part in (_tag(member), member.__name__)]
+        tagged = [member for member in models if part in (tag_of(member), member.__name__)]
         if len(models) > 1 and tagged:
             annotation = tagged[0]
             continue
@@ -214,12 +213,3 @@ def _strings(annotation: Any) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [str(member.value) for member in annotation]
     return [str(choice) for choice in get_args(annotation)] if get_origin(annotation) is Literal else []
-
-
-def _tag(model: type[BaseModel]) -> str:
-    """Return the tag by which a union selects *model*: its ``kind``, `USE`, or its name."""
-    field = model.model_fields.get("kind")
-    if field is None:
-        return model.__name__
-    kinds = get_args(field.annotation)
-    return str(kinds[0]) if kinds else USE

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Tag
+from pydantic import AfterValidator, BeforeValidator
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
@@ -229,16 +229,16 @@ class NormalizationConfig(Config):
 
 
 Source = Annotated[
-    Annotated[Digits, Tag("digits")]
-    | Annotated[Idx, Tag("idx")]
-    | Annotated[Npz, Tag("npz")]
-    | Annotated[Npy, Tag("npy")]
-    | Annotated[ImageFolder, Tag("image_folder")]
-    | Annotated[Table, Tag("table")]
-    | Annotated[TextFiles, Tag("text")]
-    | Annotated[HuggingFace, Tag("huggingface")]
-    | Annotated[TorchDatasets, Tag("dataset")]
-    | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
+    Digits
+    | Idx
+    | Npz
+    | Npy
+    | ImageFolder
+    | Table
+    | TextFiles
+    | HuggingFace
+    | TorchDatasets
+    | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN))],
     select_by_kind(BUILT_IN),
 ]
 
@@ -308,12 +308,12 @@ def _accept_bare_name(value: Any) -> Any:
 
 
 AugmentationConfig = Annotated[
-    Annotated[RandomCrop, Tag("random_crop")]
-    | Annotated[HorizontalFlip, Tag("horizontal_flip")]
-    | Annotated[VerticalFlip, Tag("vertical_flip")]
-    | Annotated[RandomErasing, Tag("random_erasing")]
-    | Annotated[ColorJitter, Tag("color_jitter")]
-    | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS)), Tag("use")],
+    RandomCrop
+    | HorizontalFlip
+    | VerticalFlip
+    | RandomErasing
+    | ColorJitter
+    | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS))],
     select_by_kind(AUGMENTATIONS),
     BeforeValidator(_accept_bare_name),
 ]

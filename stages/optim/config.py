@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    Tag,
     ValidationError,
     model_validator,
 )
@@ -302,17 +301,17 @@ class OptimizerUse(Use):
 
 
 OptimizerConfig = Annotated[
-    Annotated[Adam, Tag("adam")]
-    | Annotated[AdamW, Tag("adamw")]
-    | Annotated[Sgd, Tag("sgd")]
-    | Annotated[RmsProp, Tag("rmsprop")]
-    | Annotated[AdaGrad, Tag("adagrad")]
-    | Annotated[Adan, Tag("adan")]
-    | Annotated[Lion, Tag("lion")]
-    | Annotated[Lamb, Tag("lamb")]
-    | Annotated[Muon, Tag("muon")]
-    | Annotated[Lbfgs, Tag("lbfgs")]
-    | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN)), Tag("use")],
+    Adam
+    | AdamW
+    | Sgd
+    | RmsProp
+    | AdaGrad
+    | Adan
+    | Lion
+    | Lamb
+    | Muon
+    | Lbfgs
+    | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN))],
     select_by_kind(OUR_KINDS),
 ]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import not_
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from stages.contracts.burn import ScheduleState
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
@@ -407,14 +407,6 @@ def parse_monitor(monitor: str | None) -> tuple[Split, str]:
 
 
 ScheduleConfig = Annotated[
-    Annotated[Constant, Tag("constant")]
-    | Annotated[Linear, Tag("linear")]
-    | Annotated[Cosine, Tag("cosine")]
-    | Annotated[Exponential, Tag("exponential")]
-    | Annotated[Noam, Tag("noam")]
-    | Annotated[Step, Tag("step")]
-    | Annotated[Composed, Tag("composed")]
-    | Annotated[Sequential, Tag("sequential")]
-    | Annotated[ScheduleUse, Tag("use")],
+    Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential | ScheduleUse,
     select_by_kind(OUR_KINDS),
 ]
