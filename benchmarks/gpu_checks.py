@@ -516,10 +516,10 @@ def check_step_synchronizations(setup: Setup, kind: str, workers: int = 0) -> st
     setup.require_cuda()
     steps = 100 if setup.quick else 500
     places = run_apart(find_synchronizations, setup.device, kind, steps, workers=workers)
-    others = sorted({place for place in places if place != "host_transfer.py"})
+    others = sorted({place for place in places if place != "rank_values.py"})
     text = f"{len(places)} in {steps} steps"
     if others or len(places) > steps / 64 + 1:
-        raise FailedError(f"{text}, of which in other places than host_transfer.py: {others}")
+        raise FailedError(f"{text}, of which in other places than rank_values.py: {others}")
     return text
 
 

@@ -30,7 +30,7 @@ from stages.contracts.events import Progress
 from stages.contracts.history import History
 from stages.contracts.placement import share_of
 from stages.distributed import join_group
-from stages.distributed.agreement import Agreement
+from stages.distributed.rank_group import Agreement
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp

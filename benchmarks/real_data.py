@@ -31,8 +31,7 @@ from stages.fit import fit
 from stages.learner.from_params import build_loader
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 
 SIZE, CLASSES, COLUMNS = 64, 10, 50
 AUGMENT = [{"kind": "random_crop", "padding": 4}, {"kind": "horizontal_flip"}]

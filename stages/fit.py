@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages import data, learner, loggers, runs
+from stages import data, devices, learner, loggers, runs
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.printing import print_line
-from stages.contracts.seeds import derive_seed
 from stages.learner import from_params
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.runs.file_names import SPEC_FILE
 from stages.runs.key import leaves
 
@@ -77,7 +75,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     train, valid = from_params.build_loaders(config, data.read(paths.data, ["valid"]))
     with store.explain_removal():
         run.fit(train, valid)
-    cells = learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
+    cells = learner.confusion_cells(run, valid, devices.derive_seed(config.seed, "confusion"))
     if run.interrupted:
         context.group.announce(training=False)
         raise RunInterruptedError(

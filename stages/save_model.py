@@ -7,7 +7,7 @@ from stages import data, learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
-from stages.learner.test_results import write_test_results
+from stages.learner.from_params import write_test_results
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records.config import SUFFIXES
 from stages.system.files import copy_file, describe, write_text

@@ -15,8 +15,7 @@ from stages.learner.run_state import history_of
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.models import ClassificationStep
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.records import DefaultRecorder
 from stages.runs import FileCheckpointer
 

@@ -17,14 +17,13 @@ from stages import data
 from stages.build_learner import build_learner
 from stages.contracts.errors import PluginError, RunInterruptedError, StageError
 from stages.contracts.events import Interrupter
-from stages.data.device_loader import Transfer
+from stages.data.loaders import Transfer
 from stages.fit import fit
 from stages.learner.from_params import build_loaders, follow_main, join_ranks
 from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_params import CHANGES_NO_NUMBER, FitConfig
+from stages.params.fit_params import CHANGES_NO_NUMBER, FitConfig, FitContext, FitPaths
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.runs import check_space, differences, runs
 from stages.save_model import save_model

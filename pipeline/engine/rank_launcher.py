@@ -36,12 +36,10 @@ from stages.contracts.events import Interrupter, Progress, Renderer, Shown
 from stages.contracts.history import History, Split, Value
 from stages.learner import from_params
 from stages.loggers.log_files import read_epoch
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.runs.heartbeat import read_beat
 from stages.runs.layout import ranks_of
-from stages.system.processes import ProcessIdentity, module_command
-from stages.system.worker_signals import block_signals
+from stages.system.processes import ProcessIdentity, block_signals, module_command
 
 log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"

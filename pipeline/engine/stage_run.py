@@ -48,7 +48,7 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.events import Interrupter, Renderer
 from stages.learner import from_params
 from stages.params.build_learner_params import BuildLearnerPaths, CheckpointConfig
-from stages.params.fit_context import FitContext, FitPaths
+from stages.params.fit_params import FitContext, FitPaths
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER
 from stages.system.files import md5, new_part, remove_stale_parts

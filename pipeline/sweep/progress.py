@@ -43,7 +43,7 @@ from stages.contracts.printing import print_line
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
 from stages.loggers.log_files import read_epoch
 from stages.renderers.plain import read_renderer_name
-from stages.renderers.remaining_time import compute_run_share
+from stages.renderers.scene import compute_run_share
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import RUNS_FOLDER, list_named_locks, lock_of
 from stages.system.file_lock import lock_holder

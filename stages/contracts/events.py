@@ -211,6 +211,25 @@ class Renderer(Protocol):
         """Release all resources; called when the run ends, also after an error."""
 
 
+class NoRenderer:
+    """A renderer without output."""
+
+    def start(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Do nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Renderers:
     """Forwards each event to all *renderers*, in their order."""
 

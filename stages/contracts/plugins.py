@@ -7,7 +7,7 @@ imported when they are used.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -114,7 +114,7 @@ def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, An
         raise PluginError(
             f"{part} {name!r} must name a class or a function; found {type(maker).__name__} {maker!r:.80}"
         )
-    signature = _signature(maker)
+    signature = read_signature(maker)
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -129,16 +129,8 @@ def select_accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return the *offered* arguments that are parameters of *maker*."""
     if not callable(maker):
         return {}
-    names = _signature(maker).parameters
+    names = read_signature(maker).parameters
     return {name: value for name, value in offered.items() if name in names}
-
-
-def _signature(maker: Any) -> inspect.Signature:
-    """Return the signature of *maker*; any keyword arguments if C code does not provide one."""
-    try:
-        return inspect.signature(maker)
-    except ValueError:
-        return inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
 
 
 def _import(part: str, path: str) -> ModuleType:
@@ -233,3 +225,57 @@ def check_extra(module: str, extra: str, user: str) -> None:
 def _missing(module: str, extra: str, user: str, reason: str) -> PluginError:
     name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
     return PluginError(f"{user} needs {name}, which {reason}. Run `pip install 'learner-pipeline[{extra}]'`")
+
+
+def check_class_arguments(
+    part: str, kind: str, maker: Any, arguments: Mapping[str, Any], *, hidden: Collection[str]
+) -> None:
+    """Raise `PluginError`, which lists the accepted arguments, unless *maker* can be called with *arguments*.
+
+    *hidden* are the parameters of *maker* that params cannot set.
+    """
+    if not callable(maker):
+        check_arguments(part, kind, maker, arguments)
+    signature = read_signature(maker)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = {name: parameter for name, parameter in signature.parameters.items() if name not in hidden}
+    unknown = [] if takes_any else [name for name in arguments if name not in accepted]
+    named = [
+        parameter
+        for parameter in accepted.values()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    missing = [
+        parameter.name
+        for parameter in named
+        if parameter.default is parameter.empty and parameter.name not in arguments
+    ]
+    if not unknown and not missing:
+        return
+    problems = [f"unknown argument {name!r}.{closest(name, accepted)}" for name in unknown]
+    problems += [f"the argument {name!r} is missing" for name in missing]
+    raise PluginError(
+        f"{part} {kind!r} cannot be built: {'; '.join(problems)}\n"
+        f"  accepted: {', '.join(map(_describe_parameter, named)) or 'none'}"
+    )
+
+
+def call_class(part: str, kind: str, call: Callable[[], Any]) -> Any:
+    """Return the result of *call*, which builds the *part* named *kind*; `PluginError` for what it raises."""
+    try:
+        return call()
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, AssertionError) as error:
+        explained = explain(error).replace("\n", "\n  ")
+        raise PluginError(f"{part} {kind!r} cannot be built: {explained}") from error
+
+
+def read_signature(maker: Any) -> inspect.Signature:
+    """Return the signature of *maker*; any keyword arguments if C code does not provide one."""
+    try:
+        return inspect.signature(maker)
+    except ValueError:
+        return inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
+
+
+def _describe_parameter(parameter: inspect.Parameter) -> str:
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default}"

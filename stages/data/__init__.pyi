@@ -3,6 +3,8 @@ from .augmentation import build_augmentation as build_augmentation
 from .batchers import Batch as Batch
 from .batchers import Batcher as Batcher
 from .batchers import NormalizeBatcher as NormalizeBatcher
+from .batchers import PadBatcher as PadBatcher
+from .batchers import PaddedBatch as PaddedBatch
 from .batchers import build_batcher as build_batcher
 from .config import ColorJitter as ColorJitter
 from .config import Digits as Digits
@@ -30,11 +32,8 @@ from .datasets import SelectionDataset as SelectionDataset
 from .datasets import ShuffledDataset as ShuffledDataset
 from .datasets import TensorDataset as TensorDataset
 from .datasets import WindowsDataset as WindowsDataset
-from .description import describe as describe
 from .loaders import DataLoader as DataLoader
 from .loaders import DataLoaderBuilder as DataLoaderBuilder
-from .padding import PadBatcher as PadBatcher
-from .padding import PaddedBatch as PaddedBatch
 from .preparation import Prepared as Prepared
 from .preparation import dataset as dataset
 from .preparation import prepare as prepare
@@ -53,5 +52,6 @@ from .splits import split as split
 from .storage import DATASET_FILE as DATASET_FILE
 from .storage import DatasetInfo as DatasetInfo
 from .storage import Normalization as Normalization
+from .storage import describe as describe
 from .storage import read_info as read_info
 from .storage import write_columns as write_columns

@@ -17,7 +17,6 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import BuilderError, PluginError
-from stages.contracts.seeds import derive_seed
 from stages.data.config import (
     AUGMENTATIONS,
     BuiltIn,
@@ -28,7 +27,7 @@ from stages.data.config import (
     VerticalFlip,
 )
 from stages.data.datasets import Samples, TensorDataset
-from stages.devices.rng import seed_host_generators
+from stages.devices.rng import derive_seed, seed_host_generators
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 MAX_UINT64 = 2**64 - 1

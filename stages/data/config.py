@@ -39,7 +39,7 @@ BUILT_IN = {
 
 BATCHERS = {
     "normalize": "stages.data.batchers:NormalizeBatcher",
-    "pad": "stages.data.padding:PadBatcher",
+    "pad": "stages.data.batchers:PadBatcher",
 }
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import DataError
-from stages.contracts.seeds import derive_seed
 from stages.data.image_files import ImageDecoder, ImageFiles, put
+from stages.devices.rng import derive_seed
 
 
 class Dataset(Protocol):

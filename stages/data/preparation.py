@@ -13,11 +13,17 @@ from safetensors.torch import load_file
 from stages.contracts.errors import DataError
 from stages.data.config import NormalizationConfig
 from stages.data.datasets import ImageFileDataset, TensorDataset
-from stages.data.description import DEFAULT_NORMALIZATION, describe
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.columns import Column, Columns, split_columns
 from stages.data.splits import SPLIT_NAMES, Splits
-from stages.data.storage import DATASET_FILE, DatasetInfo, read_info, write_columns
+from stages.data.storage import (
+    DATASET_FILE,
+    DEFAULT_NORMALIZATION,
+    DatasetInfo,
+    describe,
+    read_info,
+    write_columns,
+)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.contracts.outputs import IGNORED_TARGET
 from stages.data.image_files import ImageFiles
 from stages.data.sources.tables import TableRows
 from stages.data.splits import Arrays
@@ -17,8 +18,6 @@ SPAN_BYTES = 1 << 25
 """The part of a file from which rows are gathered before its pages are released."""
 
 
-IGNORED_TARGET = -100
-"""The target that losses and metrics ignore by default; only targets for elements of a sample may be it."""
 MAX_CLASSES = 10_000_000
 BLOCK_BYTES = 1 << 22
 """Memory of one block of rows in a pass over an array."""
@@ -41,7 +40,7 @@ def is_mapped(array: np.ndarray) -> bool:
 def release(array: np.ndarray) -> None:
     """Release the memory of the pages of a mapped *array*; they are read again when they are used."""
     mapping = _find_mapping(array)
-    if mapping is not None and hasattr(mapping, "madvise"):
+    if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 

@@ -9,3 +9,4 @@ from .prefetcher import StreamCopier as StreamCopier
 from .prefetcher import copy_in_turn as copy_in_turn
 from .prefetcher import find_copier as find_copier
 from .prefetcher import prefetch as prefetch
+from .rng import derive_seed as derive_seed

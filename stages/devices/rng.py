@@ -4,6 +4,7 @@ At the start of an epoch they are a function of the seed and the epoch alone. Wi
 the steps before, so a checkpoint within an epoch stores them.
 """
 
+import hashlib
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.contracts.seeds import derive_seed
 from stages.devices.compute_settings import is_accelerator
 
 log = logging.getLogger(__name__)
@@ -195,3 +195,9 @@ def _set_device_state(name: str, state: Tensor) -> None:
 def _position(name: str) -> tuple[str, ...]:
     """Return *name* if its kind of device is counted; torch has at most one ``mps``."""
     return () if name == "mps" else (name,)
+
+
+def derive_seed(seed: int, *path: int | str) -> int:
+    """Return a seed of 63 bits that depends only on *seed* and *path*, for example (42, "weights")."""
+    text = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,3 @@
-from .agreement import Agreement as Agreement
 from .batch_norms import check_synchronization as check_synchronization
 from .batch_norms import find_batch_norms as find_batch_norms
 from .batch_norms import has_synchronized_norms as has_synchronized_norms
@@ -7,6 +6,7 @@ from .batch_norms import warn_of_single_samples as warn_of_single_samples
 from .gradient_exchange import GradientExchange as GradientExchange
 from .gradient_exchange import RankWindow as RankWindow
 from .rank_group import ONE_RANK as ONE_RANK
+from .rank_group import Agreement as Agreement
 from .rank_group import RankGroup as RankGroup
 from .rank_group import count_ranks as count_ranks
 from .rank_group import find_rank_device as find_rank_device

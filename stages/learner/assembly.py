@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from stages import distributed
 from stages.contracts.errors import BuilderError, RecordError
-from stages.contracts.events import Interrupter, MetricLogger, Renderers
+from stages.contracts.events import Interrupter, MetricLogger, Renderer, Renderers
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split, check_file_names
 from stages.contracts.plugins import check_object
@@ -44,14 +44,15 @@ from stages.learner.checks import (
 )
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
-from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
+from stages.learner.options import LearnerOptions, default_metric_loggers, find_default
 from stages.learner.resume.burn_checkpoints import read_burn_checkpoint
 from stages.learner.resume.checkpointing import (
     CheckpointManager,
+    FollowingCheckpoints,
+    GatheringWriter,
     find_newest_checkpoint,
     verify_epoch_logs,
 )
-from stages.learner.resume.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
 from stages.learner.resume.training_state import check_training_state
 from stages.learner.run_state import RunState
 from stages.optim import (
@@ -79,6 +80,7 @@ from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 log = logging.getLogger(__name__)
 
 
+AnyOptimizer = torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer
 LearningRate = float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | Rule | None
 """A rate, a scheduler (of `stages.optim` or of torch), a schedule, or None for the optimizer's own rates."""
 
@@ -102,7 +104,7 @@ class Components:
 def assemble(
     options: LearnerOptions,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
+    optimizer: AnyOptimizer,
     lr: LearningRate,
 ) -> Components:
     """Return the components of the run, restored from the checkpoint that *options* name, if any.
@@ -143,7 +145,7 @@ def assemble(
         state=RunState(model_state, options, device, group),
         group=group,
         device=device,
-        observers=(_build_observers if group.is_main else _build_silent_observers)(options, group),
+        observers=_build_observers(options if group.is_main else _silence(options), group),
         checkpoints=_build_checkpoints(options, group, is_sharded=is_sharded),
         interrupter=options.interrupter or Interrupter(),
     )
@@ -271,7 +273,7 @@ def _prepare_batch_norms(
 
 
 def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
-    renderer = options.renderer or default_renderer()
+    renderer: Renderer = options.renderer or find_default("renderers:default_renderer")()
     return Observers(
         metrics=options.metrics,
         loggers=options.loggers or default_metric_loggers(options.directory),
@@ -283,21 +285,20 @@ def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
     )
 
 
-def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observers:
-    """Return the observers of a rank that only measures: rank 0 adds, logs and shows its values."""
+def _silence(options: LearnerOptions) -> LearnerOptions:
+    """Return the options of a rank that only measures: rank 0 adds, logs and shows its values."""
     metrics = {
-        split: [metric for metric in registered if not (metric.telemetry or metric.covers_pass)]
+        split: tuple(metric for metric in registered if not (metric.telemetry or metric.covers_pass))
         for split, registered in options.metrics.items()
     }
-    none: dict[Split, list[MetricLogger]] = {split: [] for split in Split}
-    return Observers(
+    none: dict[Split, tuple[MetricLogger, ...]] = dict.fromkeys(Split, ())
+    return replace(
+        options,
         metrics=metrics,
         loggers=none,
-        telemetry=none,
-        additional=none,
+        additional_loggers=none,
         renderer=Renderers([]),
-        group=group,
-        burn=options.burn_version,
+        progress_loggers=(),
     )
 
 

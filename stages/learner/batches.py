@@ -1,7 +1,7 @@
 """The batches of one pass over a loader, on the device of the model."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import count
 from signal import SIGINT
@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.placement import move
+from stages.contracts.plugins import OptionalAttributes
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
 from stages.devices.rng import HostRandomState, get_rng_state
 from stages.distributed import RankGroup, Share, iterate_shares
-from stages.system.worker_signals import block_signals
+from stages.system.processes import block_signals
 
 STAGED_BATCHES = 3
 """Batches that are in pinned memory at the same time, as with the default `fit.prefetch` of 2."""
@@ -34,6 +35,29 @@ class Loader(Protocol):
         """Return an iterator over the batches."""
 
 
+@dataclass(frozen=True)
+class LoaderOptions(OptionalAttributes):
+    """The optional attributes of a loader or a sampler, and their defaults."""
+
+    set_device: Callable[[torch.device], None] | None = None
+    iterate_deferred: Callable[[], Iterable[Any]] | None = None
+    set_epoch: Callable[[int], None] = lambda _: None
+    set_position: Callable[[int], None] | None = None
+    set_share: Callable[..., None] | None = None
+    count_samples: Callable[[int], int] | None = None
+    loads_shares: bool = True
+    persistent_workers: bool = False
+    dataset: Any = None
+    generator: Any = None
+    sampler: Any = None
+    batch_sampler: Any = None
+
+    @property
+    def samplers(self) -> tuple[Any, ...]:
+        """The samplers of the loader, which may be None."""
+        return self.sampler, self.batch_sampler, LoaderOptions.of(self.batch_sampler).sampler
+
+
 def iterate_on_device(loader: Any, device: torch.device, *, defers: bool = False) -> Iterable[Any]:
     """Return an iterable over the batches of *loader* on *device*; with *defers*, also of a `DeferredBatch`.
 
@@ -41,13 +65,11 @@ def iterate_on_device(loader: Any, device: torch.device, *, defers: bool = False
     pinned memory and on a side stream, so that neither this process nor the device waits for the copy. No
     thread requests them, because the code of a user may draw from the global generators.
     """
-    if hasattr(loader, "set_device"):
-        loader.set_device(device)
-        batches: Iterable[Any] = (
-            loader.iterate_deferred() if defers and hasattr(loader, "iterate_deferred") else loader
-        )
-        return batches
-    batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
+    options = LoaderOptions.of(loader)
+    if options.set_device is not None:
+        options.set_device(device)
+        return options.iterate_deferred() if defers and options.iterate_deferred else loader
+    batches: Iterable[Any] = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
     if device.type in STREAM_DEVICES:
         return copy_in_turn(iter(batches), StagingRing(find_copier(device), STAGED_BATCHES))
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
@@ -91,8 +113,8 @@ def iterate_rank(loader: Any, device: torch.device, division: Division) -> Itera
 
 def loads_shares(loader: Loader) -> bool:
     """Return whether *loader* can load the share of one rank, as most of `stages.data.DataLoader` do."""
-    can_load = hasattr(loader, "set_share") and hasattr(loader, "count_samples")
-    return can_load and getattr(loader, "loads_shares", True)
+    options = LoaderOptions.of(loader)
+    return bool(options.set_share and options.count_samples and options.loads_shares)
 
 
 def _load(loader: Loader, random_state: HostRandomState) -> Iterator[Any]:
@@ -114,9 +136,7 @@ def _draw(batches: Iterator[Any], random_state: HostRandomState) -> Iterator[Any
 
 def _check_sampler(loader: Any) -> None:
     """Raise `BuilderError` if *loader* has a `DistributedSampler`, whose batches would be divided again."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+    if any(isinstance(sampler, DistributedSampler) for sampler in LoaderOptions.of(loader).samplers):
         raise BuilderError(
             "the loader has a DistributedSampler, which divides the samples, and the ranks divide each batch "
             "again. Leave the sampler out, and set the batch size of all ranks together"
@@ -125,8 +145,9 @@ def _check_sampler(loader: Any) -> None:
 
 def find_batch_sizes(loader: Any) -> list[int]:
     """Return the number of samples of the first and the last batch of *loader*, if it is known before."""
-    if hasattr(loader, "count_samples") and hasattr(loader, "__len__"):
-        return [loader.count_samples(number) for number in {0, len(loader) - 1}]
+    count_samples = LoaderOptions.of(loader).count_samples
+    if count_samples is not None and isinstance(loader, Sized):
+        return [count_samples(number) for number in {0, len(loader) - 1}]
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return []
     size, sampler = loader.batch_size, loader.sampler
@@ -139,13 +160,13 @@ def find_batch_sizes(loader: Any) -> list[int]:
 def reset_share(loaders: Iterable[Any]) -> None:
     """Have *loaders* load all samples of each batch again."""
     for loader in loaders:
-        if hasattr(loader, "set_share"):
-            loader.set_share(0, 1)
+        if (set_share := LoaderOptions.of(loader).set_share) is not None:
+            set_share(0, 1)
 
 
 def check_workers(*loaders: Loader) -> None:
     """Log a warning for *loaders* with persistent workers, which are restarted or make a resume inexact."""
-    if not any(getattr(loader, "persistent_workers", False) for loader in loaders):
+    if not any(LoaderOptions.of(loader).persistent_workers for loader in loaders):
         return
     if any(isinstance(loader, DataLoader) and not hasattr(loader, "_iterator") for loader in loaders):
         log.warning(

@@ -17,7 +17,7 @@ from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
 from stages.devices.compilation import CompileOptions
-from stages.learner.assembly import LearningRate
+from stages.learner.assembly import AnyOptimizer, LearningRate
 from stages.learner.batches import Loader
 from stages.learner.checks import check_unique_name
 from stages.learner.learner import Learner
@@ -28,13 +28,11 @@ from stages.optim import (
     Accumulation,
     Averaging,
     Clipping,
-    GroupedOptimizer,
     NonFinite,
-    OptimizerConfig,
 )
 from stages.records import BurnpackRecorder, HalfPrecision, Recorder
 from stages.runs import CheckpointStorage, Retention
-from stages.runs.early_stopping import EarlyStopping
+from stages.runs.retention import EarlyStopping
 
 log = logging.getLogger(__name__)
 
@@ -386,7 +384,7 @@ class LearnerBuilder:
     def build(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
+        optimizer: AnyOptimizer,
         lr: LearningRate = None,
     ) -> Learner:
         """Return the learner, with its model on the device and restored from the checkpoint, if any.

@@ -5,8 +5,8 @@ An error of a step names the step with its file and line.
 
 import logging
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -19,6 +19,7 @@ from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.plugins import OptionalAttributes, check_object
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
+from stages.optim import RunLength
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
 from stages.runs.retention import KeepBest
@@ -107,11 +108,16 @@ def check_optimizer(
             f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no "
             "accumulation, and a larger batch"
         )
-    if hasattr(model, "optimize"):
+    if updates_itself(model):
         raise BuilderError(
             f"{type(model).__name__} updates itself in its method optimize, which L-BFGS cannot evaluate: "
             "use another optimizer, or remove the method"
         )
+
+
+def updates_itself(model: Any) -> bool:
+    """Return whether *model* has a method ``optimize``, which updates it in place of the loop."""
+    return hasattr(model, "optimize")
 
 
 def has_gradients(step: TrainOutput[Any]) -> bool:
@@ -145,6 +151,13 @@ class RuleOptions(OptionalAttributes):
     """The metric of a schedule."""
     scheduler: Any = None
     """The object of torch that a schedule adapts."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments with which that object was created."""
+    drives_groups: bool = False
+    """True if a schedule sets the rates of the optimizer's groups itself."""
+    set_length: Callable[[RunLength], None] | None = None
+    burn_state: Callable[[], Any] = lambda: None
+    """Return the state of a schedule as Burn records it."""
 
 
 def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
@@ -251,7 +264,7 @@ class StepChecks:
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._model = model
-        self._optimizer = None if hasattr(model, "optimize") else optimizer
+        self._optimizer = None if updates_itself(model) else optimizer
         self._parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
         self._has_checked_gradients = False
 

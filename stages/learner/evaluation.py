@@ -25,7 +25,7 @@ from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.learner import Learner
 from stages.learner.metering import Meter, MeteredMetric, RegisteredMetric, log_definitions
-from stages.learner.options import default_renderer, default_test_logger, read_directory_history
+from stages.learner.options import find_default, read_directory_history
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
@@ -149,7 +149,9 @@ class Evaluator:
         self._options = options
         self._model = model
         self._device = torch.device(options.device)
-        self._renderer = Renderers([options.renderer or default_renderer(), *options.progress_loggers])
+        self._renderer = Renderers(
+            [options.renderer or find_default("renderers:default_renderer")(), *options.progress_loggers]
+        )
 
     def eval(self, name: str, loader: Loader) -> dict[str, float]:
         """Return the value of every numeric metric over *loader*.
@@ -177,7 +179,7 @@ class Evaluator:
             raise BuilderError(
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
-        logger = options.logger or default_test_logger(options.directory / "test" / tag)
+        logger = options.logger or find_default("loggers:TestMetricLogger")(options.directory / "test" / tag)
         metrics: list[MeteredMetric] = [(metric, [logger]) for metric in options.metrics]
         meter = Meter(metrics, self._renderer, Split.VALID, 1, burn=options.burn, is_test=True)
         shown = {metric.name: metric.shown for metric in options.metrics}

@@ -1,6 +1,8 @@
 """The parts that the sections ``build_learner`` and ``fit`` describe: spec, devices, builders and loaders."""
 
+import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,20 @@ from stages import data, devices, distributed, learner, loggers, metrics, record
 from stages.contracts.burn import choose_version
 from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.contracts.history import History, Split
-from stages.contracts.seeds import derive_seed
+from stages.contracts.text import to_json
 from stages.loggers.tracking import RunDescription
 from stages.params.build_learner_params import BuildLearnerConfig
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitContext, FitPaths
+from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
+from stages.system.files import remove, write_text
 
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
+METRICS_FILE = "metrics.json"
+"""The values over the test split, in its directory; null without a test split, which `dvc metrics` skips."""
+
+log = logging.getLogger(__name__)
 
 
 def list_devices(config: FitConfig) -> tuple[str, ...]:
@@ -218,12 +225,51 @@ def compute_settings(config: FitConfig) -> "devices.ComputeSettings":
     )
 
 
-def build_test_metrics(config: FitConfig) -> "list[Any]":
-    """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
-    built = [metrics.build_metric(use) for use in config.metrics]
-    options = [metrics.MetricOptions.of(metric) for metric in built]
-    pairs = zip(built, options, strict=True)
-    return [metric for metric, option in pairs if not (option.telemetry or option.train_only)]
+def write_test_results(
+    resolved: Mapping[str, Any], recorder: "records.Recorder", paths: SaveModelPaths
+) -> None:
+    """Evaluate the model at ``paths.model`` on the test split, and write its logs and metrics.
+
+    *resolved* is the content of config.json, and *recorder* reads the model. Only the metrics file is written
+    if there is no test split, and nothing if dvc.yaml has no path for it.
+    """
+    is_tested = paths.data is not None and "test" in data.read_info(paths.data / data.DATASET_FILE).counts
+    if paths.test is None:
+        if is_tested:
+            log.warning(
+                "the model is not evaluated on the test split: dvc.yaml has no vars.paths.test. Add "
+                "'test: artifacts/test/split' there, '${paths.learner}' and '${paths.data}' to the deps of "
+                "save-model, '${paths.test}' to its outs, and '${paths.test}/metrics.json' to metrics"
+            )
+        return
+    remove(paths.test)
+    values = None
+    if is_tested and paths.data is not None and paths.learner is not None:
+        fit = FitConfig.model_validate(resolved["fit"])
+        spec = learner.LearnerSpec.read(paths.learner)
+        model, _, _ = spec.build(resolved["build_learner"]["seed"])
+        records.load_file(model, paths.model, recorder)
+        values = _evaluate(fit, model, paths.data, paths.test)
+    write_text(paths.test / METRICS_FILE, to_json({"test": values}) + "\n")
+
+
+def _evaluate(config: FitConfig, model: Any, directory: Path, logs: Path) -> dict[str, float]:
+    """Return the metrics of *config* over the test split in *directory*, sorted by name, and write *logs*.
+
+    They are those whose values DVC tracks: the metrics of the model's outputs.
+    """
+    loader = build_test_loader(
+        config, data.read_split(directory, "test"), data.read_info(directory / data.DATASET_FILE)
+    )
+    built = [
+        (metric, metrics.MetricOptions.of(metric)) for metric in map(metrics.build_metric, config.metrics)
+    ]
+    of_outputs = [metric for metric, options in built if not (options.telemetry or options.train_only)]
+    builder = learner.EvaluatorBuilder(logs.parent).metrics(*of_outputs)
+    evaluator = configure_evaluator(config, builder.metric_logger(loggers.TestMetricLogger(logs))).build(
+        model
+    )
+    return dict(sorted(evaluator.eval("test", loader).items()))
 
 
 def epochs_to_keep(config: FitConfig, history: History, last_epoch: int, initial: Path) -> set[int]:
@@ -248,7 +294,7 @@ def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None
         train, valid = build_loaders(config, data.read(paths.data, ["valid"]))
         run.fit(train, valid)
         if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
-            learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
+            learner.confusion_cells(run, valid, devices.derive_seed(config.seed, "confusion"))
         if run.interrupted:
             context.group.will_train()
             raise RunInterruptedError("stopped together with rank 0, which has saved the run")

@@ -12,16 +12,14 @@ from stages.contracts.history import History
 from stages.contracts.printing import print_text
 from stages.devices.compute_settings import apply_compute_settings
 from stages.devices.memory import report_device_errors
-from stages.learner.assembly import Components, LearningRate, assemble
+from stages.learner.assembly import AnyOptimizer, Components, LearningRate, assemble
 from stages.learner.batches import Loader
-from stages.learner.environment import write_machine
 from stages.learner.loop import Loop
 from stages.learner.options import LearnerOptions
 from stages.learner.resume.burn_checkpoints import check_later_epochs
-from stages.learner.run_state import RunState
+from stages.learner.run_state import RunState, write_machine
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
-from stages.optim import GroupedOptimizer, OptimizerConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
+        optimizer: AnyOptimizer,
         lr: LearningRate = None,
     ) -> None:
         self._parts = (model, optimizer, lr)

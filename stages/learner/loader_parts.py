@@ -7,7 +7,7 @@ does not enter other objects, such as tensors, modules and tables.
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain, islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from stages.contracts.seeds import derive_seed
+from stages.devices.rng import derive_seed
+from stages.learner.batches import LoaderOptions
+from stages.learner.resume.training_state import Stateful, attributes_of
 
 MAX_DEPTH = 8
 MAX_ENTRIES = 1000
@@ -41,7 +43,7 @@ def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
     for part in find_parts(loader):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
-        if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        if isinstance(part, Stateful):
             continue
         for generator in [value for value in _attributes(part) if _is_generator(value)]:
             if id(generator) not in seeded:
@@ -79,34 +81,35 @@ def find_parts(loader: Any) -> Iterator[Any]:
 
 def _attributes(part: Any) -> Iterator[Any]:
     """Yield the attributes of *part*, and the first entries of those that are lists, tuples or dicts."""
-    for value in list(vars(part).values()) if hasattr(part, "__dict__") else ():
+    for value in list(attributes_of(part).values()):
         yield value
         if isinstance(value, list | tuple | Mapping) and len(value) <= MAX_ENTRIES:
             yield from islice(value.values() if isinstance(value, Mapping) else value, MAX_ENTRIES)
 
 
-def _is_part(each: Any) -> bool:
-    """Return whether *each* is a loader, a dataset or a sampler, also one of a class of its own."""
-    if isinstance(each, DataLoader | Dataset | Sampler):
+def _is_part(value: Any) -> bool:
+    """Return whether *value* is a loader, a dataset or a sampler, also one of a class of its own."""
+    if isinstance(value, DataLoader | Dataset | Sampler):
         return True
-    if isinstance(each, type | Tensor | nn.Module | np.ndarray | str | Mapping | list | tuple | Iterator):
+    if isinstance(value, type | Tensor | nn.Module | np.ndarray | str | Mapping | list | tuple | Iterator):
         return False
-    is_collection = hasattr(each, "__len__") and (hasattr(each, "__getitem__") or hasattr(each, "__iter__"))
-    return hasattr(each, "__dict__") and (is_collection or hasattr(each, "set_epoch"))
+    is_collection = isinstance(value, Sized) and (
+        isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    )
+    return hasattr(value, "__dict__") and (is_collection or hasattr(value, "set_epoch"))
 
 
-def _is_generator(each: Any) -> bool:
-    """Return whether *each* is a generator of its own, and not a global one or that of the system."""
-    if not isinstance(each, GENERATORS) or isinstance(each, random.SystemRandom):
+def _is_generator(value: Any) -> bool:
+    """Return whether *value* is a generator of its own, and not a global one or that of the system."""
+    if not isinstance(value, GENERATORS) or isinstance(value, random.SystemRandom):
         return False
-    return each not in (torch.default_generator, np.random.mtrand._rand, random._inst)  # noqa: SLF001
+    return value not in (torch.default_generator, np.random.mtrand._rand, random._inst)  # noqa: SLF001
 
 
 def _is_first(generator: Any, loader: Any) -> bool:
     """Return whether *generator* is that of *loader* or of its samplers, which have one stream."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    return any(getattr(owner, "generator", None) is generator for owner in (loader, *samplers))
+    owners = loader, *LoaderOptions.of(loader).samplers
+    return any(LoaderOptions.of(owner).generator is generator for owner in owners)
 
 
 def _derive_seed(generator: Any, epoch: int, seed: int, number: int) -> int:

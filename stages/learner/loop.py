@@ -7,7 +7,9 @@ early stopping. After any batch a checkpoint may be written; an interrupted run 
 """
 
 import logging
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -19,7 +21,6 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress, Renderers
 from stages.contracts.history import Split, Value
 from stages.devices.memory import retain_freed_memory
-from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.distributed import has_synchronized_norms, warn_of_single_samples
 from stages.learner.assembly import Components
 from stages.learner.batches import (
@@ -31,6 +32,7 @@ from stages.learner.batches import (
     reset_share,
 )
 from stages.learner.checks import (
+    RuleOptions,
     StepChecks,
     check_rules_without_validation,
     find_valid_metrics,
@@ -41,13 +43,13 @@ from stages.learner.resume.mid_epoch import MidEpochCheckpointer
 from stages.learner.steps.cuda_graph import CudaGraphStep, build_captured_step
 from stages.learner.steps.rank_step import (
     RankStep,
+    ShardedStep,
     SynchronizedStep,
     synchronize_average,
     synchronize_ranks,
     synchronize_training_state,
 )
-from stages.learner.steps.sharded_step import ShardedStep
-from stages.learner.steps.step_strategies import StepStrategy, choose_step_strategy
+from stages.learner.steps.step_strategies import LbfgsStep, PlainStep
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 from stages.models import ClassificationStep
@@ -70,6 +72,7 @@ class Loop:
         self._mid_epoch = MidEpochCheckpointer(components)
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
+        self._valid_step = self._state.wrap_step(model.model.valid_step, Split.VALID)
         self._limiter = RunAheadLimiter.of(components.device)
         self._strategy = build_captured_step(components, self._checks) or self._choose_strategy()
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
@@ -84,15 +87,14 @@ class Loop:
         """Return the last batch whose values were read from the device."""
         return self._meter.describe_position()
 
-    def _choose_strategy(self) -> StepStrategy:
-        if self._group.size > 1:
-            kind = RankStep
-            if self._state.is_sharded:
-                kind = ShardedStep
-            elif has_synchronized_norms(self._state.model.model):
-                kind = SynchronizedStep
-            return kind(self._state, self._checks, self._group)
-        return choose_step_strategy(self._state, self._checks)
+    def _choose_strategy(self) -> PlainStep:
+        state = self._state
+        kind: type[PlainStep] = LbfgsStep if state.model.needs_closure else PlainStep
+        if state.is_sharded:
+            kind = ShardedStep
+        elif self._group.size > 1:
+            kind = SynchronizedStep if has_synchronized_norms(state.model.model) else RankStep
+        return kind(state, self._checks)
 
     def run(self, train: Loader, valid: Loader | None) -> nn.Module:
         """Train on *train*, validate on *valid*, if any, after each epoch, and return the trained model."""
@@ -157,9 +159,9 @@ class Loop:
 
     def _check_schedule(self, batches: int) -> None:
         """Have the schedule check or use the length of the run; 0 *batches* of an epoch are unknown."""
-        scheduler: Any = self._state.model.scheduler
-        if batches and hasattr(scheduler, "set_length"):
-            scheduler.set_length(RunLength(self._options.num_epochs, batches, self._options.accumulation))
+        set_length = RuleOptions.of(self._state.model.scheduler).set_length
+        if batches and set_length is not None:
+            set_length(RunLength(self._options.num_epochs, batches, self._options.accumulation))
 
     def _check_without_validation(self) -> None:
         """Raise `BuilderError` if something in the run needs a validation."""
@@ -244,8 +246,7 @@ class Loop:
         return True
 
     def _run_valid_step(self, batch: Any) -> Any:
-        state = self._state
-        return self._checks.check_valid_step(state.run_step(state.model.model.valid_step, Split.VALID, batch))
+        return self._checks.check_valid_step(self._valid_step(batch))
 
     def _finish(self, epoch: int) -> None:
         """Finish *epoch*: flush the logs, show its values, and save."""
@@ -346,3 +347,59 @@ def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:
     if isinstance(model, ClassificationStep):
         without_ignored = [not getattr(loader, "has_ignored_targets", True) for loader in loaders]
         model.has_ignored_targets = not (without_ignored and all(without_ignored))
+
+
+MAX_STEPS_AHEAD = 8
+MAX_SECONDS_AHEAD = 2.0
+"""The most work ahead: a signal, a heartbeat and a measured speed are at most this late."""
+MAX_GROUP = 4
+MAX_GROUP_SECONDS = 0.002
+"""The duration of a step below which `MAX_GROUP` steps have one mark."""
+
+
+class RunAheadLimiter:
+    """Waits after a step until the device is at most 8 steps behind, or fewer if steps are long.
+
+    Short steps are marked in groups, because a mark costs the host as much as a launch.
+    """
+
+    def __init__(
+        self, new_event: Callable[[], torch.Event], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._new_event = new_event
+        self._clock = clock
+        self._events: deque[tuple[torch.Event, int]] = deque()
+        """The marks that were not waited for, each with its number of steps."""
+        self._unmarked = self._marked = 0
+        self._limit = self._group = 1
+        self._last_seconds = clock()
+
+    @classmethod
+    def of(cls, device: torch.device) -> "RunAheadLimiter | None":
+        """Return the limiter of *device*; None for a CPU, which is never behind."""
+        if device.type in {"cpu", "meta"}:
+            return None
+        return cls(lambda: torch.Event(device.type))
+
+    def step(self) -> None:
+        """Mark the end of a step, and wait for the oldest one if too many are in progress."""
+        self._unmarked += 1
+        if self._unmarked < self._group:
+            return
+        event = self._new_event()
+        event.record()
+        self._events.append((event, self._unmarked))
+        self._marked, self._unmarked = self._marked + self._unmarked, 0
+        while self._marked > self._limit - self._group + 1:  # the next group is not marked at once
+            event, steps = self._events.popleft()
+            event.synchronize()
+            self._marked -= steps
+            self._adapt(steps)
+
+    def _adapt(self, steps: int) -> None:
+        """Set the limit and the size of a group by the time that the last *steps* steps took."""
+        now = self._clock()
+        seconds, self._last_seconds = (now - self._last_seconds) / steps, now
+        self._limit = MAX_STEPS_AHEAD if seconds <= 0 else int(MAX_SECONDS_AHEAD / seconds)
+        self._limit = min(max(self._limit, 1), MAX_STEPS_AHEAD)
+        self._group = MAX_GROUP if seconds < MAX_GROUP_SECONDS else 1

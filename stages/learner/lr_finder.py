@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.events import NoRenderer
 from stages.contracts.history import Split
-from stages.learner.batches import Loader
+from stages.learner.batches import Loader, LoaderOptions
 from stages.learner.builder import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.optim import NonFiniteError, Scheduler
@@ -123,17 +124,16 @@ class FirstBatches:
 
     def _batches(self) -> Iterator[Any]:
         for epoch in count(1):
-            if hasattr(self._loader, "set_epoch"):
-                self._loader.set_epoch(epoch)
+            LoaderOptions.of(self._loader).set_epoch(epoch)
             yield from self._loader
 
     def set_device(self, device: torch.device) -> None:
         """Move all following batches to *device*."""
-        if hasattr(self._loader, "set_device"):
-            self._loader.set_device(device)
+        if (set_device := LoaderOptions.of(self._loader).set_device) is not None:
+            set_device(device)
 
 
-class _Losses:
+class _Losses(NoRenderer):
     """A renderer that collects the loss of each training batch."""
 
     def __init__(self) -> None:
@@ -142,8 +142,3 @@ class _Losses:
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  the protocol's
         if split is Split.TRAIN:  # a batch without a counted target has the loss of the one before
             self.values.append(self.values[-1] if math.isnan(value) and self.values else value)
-
-    def start(self, *_: object) -> None:
-        pass
-
-    step = epoch_end = close = start

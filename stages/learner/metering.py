@@ -25,9 +25,17 @@ from stages.contracts.events import (
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
 from stages.distributed import ONE_RANK, RankGroup
-from stages.learner.steps.rank_values import add_rank_values, encode_value
-from stages.metrics import Collector, Mean, Metric, MetricOptions, MetricState, PassMetric, StepMetric
-from stages.metrics.host_transfer import HostTransfer, transfer_to_host
+from stages.learner.steps.rank_values import HostTransfer, add_rank_values, encode_value, transfer_to_host
+from stages.metrics import (
+    Collector,
+    Mean,
+    Metric,
+    MetricMethods,
+    MetricOptions,
+    MetricState,
+    PassMetric,
+    StepMetric,
+)
 from stages.metrics.registry import BUILT_IN
 from stages.metrics.state import add_states, load_state
 from stages.optim import Guard
@@ -83,20 +91,14 @@ class RegisteredMetric:
         return self.options.telemetry
 
     @cached_property
-    def takes_step(self) -> bool:
-        """True for a `StepMetric`."""
-        return hasattr(self.metric, "measure_step")
+    def methods(self) -> MetricMethods:
+        """The methods of the metric."""
+        return MetricMethods.of(self.metric)
 
-    @cached_property
+    @property
     def covers_pass(self) -> bool:
         """True for a `PassMetric`, which is read instead of measured on each batch."""
-        return not (self.takes_step or hasattr(self.metric, "measure"))
-
-    def build_collector(self) -> Collector | None:
-        """Return a collector of the metric, if it has one."""
-        build = getattr(self.metric, "build_collector", None)
-        collector: Collector | None = None if build is None else build()
-        return collector
+        return self.methods.covers_pass
 
     @property
     def reads_output(self) -> bool:
@@ -113,6 +115,14 @@ class RegisteredMetric:
         """The names of the output types that the metric accepts."""
         kinds = self.options.measures
         return " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
+
+    def check_output(self, item: Any) -> None:
+        """Raise `BuilderError` if the metric does not measure *item*, which a step returned."""
+        if not isinstance(item, self.options.measures):
+            raise BuilderError(
+                f"metric {self.name!r} measures {self.measures}, but the model's step returned "
+                f"{type(item).__name__}: register another metric"
+            )
 
     @property
     def shown(self) -> Shown:
@@ -187,8 +197,8 @@ class Meter:
     def watch(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Return *batches*, iterated over by the metrics of the pass that watch them."""
         for metric in self._pass_metrics:
-            if hasattr(metric, "watch"):
-                batches = metric.watch(batches)
+            if (watch := MetricMethods.of(metric).watch) is not None:
+                batches = watch(batches)
         return batches
 
     def measure(
@@ -220,13 +230,16 @@ class Meter:
     def _find(self, item: Any) -> dict[str, Measure]:
         """Set and return how each metric measures an *item*."""
         for metric in self._metrics:
-            if metric.covers_pass:
+            methods = metric.methods
+            measure = methods.measure_step or methods.measure
+            if measure is None:
                 continue
-            measure, takes_step = _find_measure(metric, item)
-            if (collector := metric.build_collector()) is not None:
+            metric.check_output(item)
+            collector = methods.build_collector() if methods.build_collector else None
+            if collector is not None:
                 self._collectors[metric.name] = collector
             collect = None if collector is None else collector.add
-            self._measures[metric.name] = measure, takes_step, collect, []
+            self._measures[metric.name] = measure, methods.measure_step is not None, collect, []
         return self._measures
 
     def _pending(self) -> dict[str, list[MetricState]]:
@@ -335,8 +348,8 @@ class Meter:
         self._sums = self._add(columns)
         for name, values in columns.items():
             self._latest[name] = values[-1]
-            is_bare = self._burn == "0.22" and _is_of_epoch(values[-1])
-            if _has_batch_value(values[-1]) and not is_bare:
+            has_value = _has_batch_value(values[-1])
+            if has_value is None or (has_value and self._burn != "0.22"):
                 numbered = zip(pending.iterations, values, strict=False)
                 self._log(name, [(value.value, value.count) for n, value in numbered if n < bad_iteration])
         if error is not None:
@@ -381,7 +394,7 @@ class Meter:
         if self._burn is None or is_telemetry:
             has_line = not isinstance(total, Mean)
         for logger in self._loggers[name]:
-            if self._burn == "0.22" and _is_of_epoch(total):
+            if self._burn == "0.22" and _has_batch_value(total) is not None:
                 getattr(logger, "log_bare", logger.log_final)(self._epoch, name, value)
             elif has_line:
                 logger.log_final(self._epoch, name, value)
@@ -395,7 +408,7 @@ class Meter:
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
         latest = self._latest | {name: values[-1] for name, values in self._unread().items()}
-        latest = {name: value for name, value in latest.items() if _has_batch_value(value)}
+        latest = {name: value for name, value in latest.items() if _has_batch_value(value) is not False}
         hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
@@ -506,23 +519,9 @@ def _split(columns: Columns, values: Iterable[MetricState]) -> dict[str, list[Me
     return {name: list(islice(rest, len(column))) for name, column in columns.items()}
 
 
-def _is_of_epoch(measured: MetricState) -> bool:
-    """Return whether the value of a batch means little, so that Burn 0.22 has none: an area under a curve."""
-    return hasattr(measured, "has_batch_value")
+def _has_batch_value(measured: MetricState) -> bool | None:
+    """Return whether the value of a batch is logged; None if it is a value as usual.
 
-
-def _has_batch_value(measured: MetricState) -> bool:
-    return getattr(measured, "has_batch_value", True)
-
-
-def _find_measure(each: RegisteredMetric, item: Any) -> tuple[Callable[[Any], MetricState], bool]:
-    """Return the method that measures, and whether that takes a `Step`."""
-    metric: Any = each.metric
-    if not isinstance(item, each.options.measures):
-        raise BuilderError(
-            f"metric {metric.name!r} measures {each.measures}, but the model's step returned "
-            f"{type(item).__name__}: register another metric"
-        )
-    if each.takes_step:
-        return metric.measure_step, True
-    return metric.measure, False
+    The others are values of an epoch, such as an area under a curve, of which Burn 0.22 logs no batches.
+    """
+    return getattr(measured, "has_batch_value", None)

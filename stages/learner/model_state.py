@@ -16,7 +16,7 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
-from stages.learner.checks import find_valid_metrics
+from stages.learner.checks import RuleOptions, find_valid_metrics, updates_itself
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
@@ -72,15 +72,15 @@ class ModelState:
             fast_path=fast_path,
             check_interval=CHECK_INTERVAL,
         )
-        self._drives_groups = getattr(scheduler, "drives_groups", False)
-        self._updates_itself = hasattr(model, "optimize")
+        self._drives_groups = RuleOptions.of(scheduler).drives_groups
+        self.updates_itself = updates_itself(model)
         self.needs_closure = self._stepper.needs_closure
         """True if the optimizer evaluates a batch several times per step: use `update_with_closure` then."""
 
     @property
     def reads_flag(self) -> bool:
         """True if the update can be skipped by a flag on the device."""
-        return self._stepper.reads_flag and not self._updates_itself
+        return self._stepper.reads_flag and not self.updates_itself
 
     def update(self, gradients: Sequence[Tensor | None], rate: float, skip: Tensor | None = None) -> None:
         """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
@@ -88,7 +88,7 @@ class ModelState:
         If *skip*, a scalar tensor, is 1, nothing is updated.
         A model with a method ``optimize(optimizer, gradients, learning_rate)`` updates itself, as in Burn.
         """
-        if self._updates_itself:
+        if self.updates_itself:
             clipping = self._stepper.clipping
             clipped = clip(gradients, clipping) if clipping else gradients
             self.model.optimize(self.optimizer, clipped, rate)
@@ -171,7 +171,7 @@ class ModelState:
         """
         if find_valid_metrics(self.scheduler) and not is_validated:
             return
-        split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
+        split, metric = RuleOptions.of(self.scheduler).monitored or (Split.VALID, "Loss")
         self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
@@ -187,7 +187,7 @@ class ModelState:
             return Checkpoint(
                 model=record_of(self.model, {**self.model.state_dict(), **raw}, layout),
                 optim=optimizer_record(self.optimizer, self.model, layout) or {},
-                scheduler=getattr(self.scheduler, "burn_state", lambda: None)(),
+                scheduler=RuleOptions.of(self.scheduler).burn_state(),
                 trainer={
                     "epoch": self.epoch,
                     "layout": to_plain(layout),
@@ -228,7 +228,7 @@ class ModelState:
             options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
             options["lr"] = group.get("initial_lr", group["lr"]) if self._drives_groups else None
             arguments |= {f"{name}{place}": value for name, value in options.items()}
-        scheduler = getattr(self.scheduler, "scheduler", None)
+        scheduler = RuleOptions.of(self.scheduler).scheduler
         kind = type(scheduler)
         accepted = inspect.signature(kind).parameters.keys() - _PROGRESS if scheduler is not None else ()
         state = vars(scheduler) if accepted else {}

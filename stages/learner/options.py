@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 import torch
 
-from stages.contracts import plugins
 from stages.contracts.burn import Version, choose_version
 from stages.contracts.events import Interrupter, MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind, Strategy
@@ -23,13 +23,7 @@ from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
 from stages.runs import CheckpointStorage, Retention
-from stages.runs.early_stopping import EarlyStopping
-
-FILE_LOGGER = "stages.loggers:FileMetricLogger"
-TEST_LOGGER = "stages.loggers:TestMetricLogger"
-READ_HISTORY = "stages.loggers:read_history"
-APPLICATION_LOG = "stages.loggers:ExperimentLog"
-RENDERER = "stages.renderers:default_renderer"
+from stages.runs.retention import EarlyStopping
 
 
 @dataclass(frozen=True)
@@ -116,34 +110,24 @@ class LearnerOptions:
         """Return the context in which log records are written to the application log."""
         if self.application_log is not None:
             return self.application_log()
-        return default_application_log(self.directory / "experiment.log")
+        log: AbstractContextManager[object] = find_default("loggers:ExperimentLog")(
+            self.directory / "experiment.log"
+        )
+        return log
 
 
-def default_renderer() -> Renderer:
-    """Return the renderer of ``LEARNER_RENDERER``; by default live on a terminal, else a line per epoch."""
-    renderer: Renderer = plugins.find("renderer", RENDERER, {})()
-    return renderer
+def find_default(path: str) -> Any:
+    """Return the default logger or renderer at the import *path*; this part imports none of them itself."""
+    return resolve_name(f"stages.{path}")
 
 
 def read_directory_history(directory: Path) -> History:
     """Return the epoch values of the log files in *directory*."""
-    history: History = plugins.find("logger", READ_HISTORY, {})(directory)
+    history: History = find_default("loggers:read_history")(directory)
     return history
 
 
 def default_metric_loggers(directory: Path) -> dict[Split, list[MetricLogger]]:
     """Return loggers that write Burn's log files, in a folder per split in *directory*."""
-    file_logger = plugins.find("logger", FILE_LOGGER, {})
+    file_logger = find_default("loggers:FileMetricLogger")
     return {split: [file_logger(directory / split)] for split in Split}
-
-
-def default_test_logger(directory: Path) -> MetricLogger:
-    """Return a logger that writes Burn's log files of an evaluation, in *directory* itself."""
-    logger: MetricLogger = plugins.find("logger", TEST_LOGGER, {})(directory)
-    return logger
-
-
-def default_application_log(path: Path) -> AbstractContextManager[object]:
-    """Return a context in which log records of level INFO and above are appended to *path*."""
-    log: AbstractContextManager[object] = plugins.find("logger", APPLICATION_LOG, {})(path)
-    return log

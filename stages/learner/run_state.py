@@ -3,10 +3,13 @@
 The history is stored as one tensor of values per metric, so that an epoch adds a few bytes.
 """
 
+import json
 import logging
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,16 +19,10 @@ from torch import Tensor
 from stages import distributed
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
-from stages.contracts.seeds import derive_seed
+from stages.contracts.text import to_json
 from stages.devices.compilation import CompiledShapes
-from stages.devices.rng import seed_generators
+from stages.devices.rng import derive_seed, seed_generators
 from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
-from stages.learner.environment import (
-    describe_differences,
-    describe_environment,
-    describe_machine,
-    read_environment,
-)
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -33,8 +30,9 @@ from stages.optim import DeviceGuard, Guard, Window
 from stages.optim.mixed_precision import MixedPrecision
 from stages.records import Tree
 from stages.runs import Checkpoint
+from stages.runs.file_names import ENVIRONMENT_FILE
 from stages.runs.manifest import LogLedger
-from stages.system.files import sync_trees
+from stages.system.files import sync_trees, write_text
 
 INTEGERS = (torch.int32, torch.int64)
 
@@ -161,13 +159,17 @@ class RunState:
         path = (epoch, "rank", self.group.rank) if self.group.rank else (epoch,)
         seed_generators(self.derive_seed(*path))
 
-    def run_step(self, step: Callable[[Any], Any], split: Split, batch: Any) -> Any:
-        """Return the result of *step*, the train or valid step of the model, in the precision of the run."""
-        if self.precision.is_full and self.compiled_shapes is None:
-            return step(batch)
+    def wrap_step(self, step: Callable[[Any], Any], split: Split) -> Callable[[Any], Any]:
+        """Return *step*, the train or valid step of the model, such that it has the precision of the run."""
         shapes = self.compiled_shapes
-        with self.precision.autocast(), shapes.context(split, batch) if shapes else nullcontext():
-            return step(batch)
+        if self.precision.is_full and shapes is None:
+            return step
+
+        def run(batch: Any) -> Any:
+            with self.precision.autocast(), shapes.context(split, batch) if shapes else nullcontext():
+                return step(batch)
+
+        return run
 
     def begin_epoch(self, epoch: int) -> None:
         """Mark *epoch* as in progress."""
@@ -328,3 +330,53 @@ def _values(entry: Mapping[str, Any]) -> list[Value]:
         raise ValueError(f"the epochs of {split} {metric} are neither one integer nor one per value")
     pairs = zip(numbers, values.tolist(), strict=True)
     return [Value(number, split, metric, value) for number, value in pairs]
+
+
+log = logging.getLogger(__name__)
+
+
+def describe_environment(
+    device: torch.device, precision: str, *, ranks: int = 1, strategy: str = "ddp"
+) -> dict[str, str]:
+    """Return the environment as a checkpoint contains it, without anything about the machine."""
+    version = torch.__version__.partition("+")[0]
+    environment = {"torch": version, "device": device.type, "precision": precision}
+    if ranks > 1:
+        environment["ranks"] = str(ranks)
+    if strategy != "ddp":
+        environment["strategy"] = strategy
+    return environment
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    """Return the build of torch, with its local label, the machine, and the libraries of *device*."""
+    machine = {"torch build": str(torch.__version__), "machine": platform.machine()}
+    if device.type == "cuda":
+        machine["device name"] = torch.cuda.get_device_name(device)
+        machine["cuda"] = str(torch.version.cuda)
+        machine["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    return machine
+
+
+def write_machine(directory: Path, machine: Mapping[str, str]) -> None:
+    """Write *machine* beside the checkpoints in *directory*; log an error: no result depends on it."""
+    try:
+        write_text(directory / ENVIRONMENT_FILE, to_json(machine) + "\n")
+    except OSError as error:
+        log.warning("a resume on another machine will not be reported: %s", error)
+
+
+def read_environment(recorded: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return the environment of a checkpoint in *directory*: its *recorded* part, and the file beside it."""
+    environment = dict(recorded)
+    with suppress(OSError, ValueError, TypeError):  # the file is missing or damaged
+        environment |= json.loads((directory / ENVIRONMENT_FILE).read_bytes())
+    return environment
+
+
+def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the entries that both *then* and *now* have and that differ, as text."""
+    default = {"ranks": "1", "strategy": "ddp"}
+    before, after = ({**default, **versions} if then else {} for versions in (then, now))
+    keys = [key for key, value in after.items() if before.get(key, value) != value]
+    return ", ".join(f"{key} {before[key]}" for key in keys), ", ".join(f"{key} {after[key]}" for key in keys)

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
 from stages.contracts.fields import Decay, Patterns
-from stages.contracts.seeds import derive_seed
 from stages.contracts.text import to_json
+from stages.devices.rng import derive_seed
 from stages.models import ModelConfig, build_model, configure_loss
 from stages.models import config as models
 from stages.optim import (

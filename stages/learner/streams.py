@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
-from stages.learner.batches import Loader
+from stages.learner.batches import Loader, LoaderOptions
 from stages.learner.checks import LOADER
 from stages.learner.resume.training_state import Stateful
 from stages.records import decode_state, encode_state
@@ -105,18 +105,16 @@ def find_stream(loader: Any) -> Stateful | None:
 
     A dataset with workers does not, because they iterate over copies of it.
     """
-    dataset = getattr(loader, "dataset", None)
+    dataset = LoaderOptions.of(loader).dataset
     is_read_here = isinstance(dataset, IterableDataset) and not loader.num_workers
-    for part in (loader, dataset if is_read_here else None):
-        if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-            return cast(Stateful, part)
-    return None
+    parts = (loader, dataset if is_read_here else None)
+    return next((part for part in parts if isinstance(part, Stateful)), None)
 
 
 def check_streams(loaders: Mapping[Split, Loader]) -> None:
     """Log a warning for each of *loaders* that reads a stream whose position cannot be saved."""
     for loader in loaders.values():
-        dataset = getattr(loader, "dataset", None)
+        dataset = LoaderOptions.of(loader).dataset
         if isinstance(dataset, IterableDataset) and find_stream(loader) is None:
             log.warning(
                 "the position in %s cannot be saved: a run that resumes within an epoch reads the epoch's "

@@ -1,10 +1,11 @@
 """Loggers that write one row per batch: as tab-separated values, as JSON, or to memory."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import format_file_name
@@ -12,7 +13,7 @@ from stages.contracts.text import json_number, number
 from stages.loggers.line_file import LineFile, read_entry, truncate_files
 from stages.system.files import sync_directory, write_text
 
-_TSV_HEADER = "epoch\titeration\tname\tvalue\tcount\n"
+_quote = cache(partial(json.dumps, ensure_ascii=False))
 
 
 class IterationCounter:
@@ -40,34 +41,39 @@ class IterationCounter:
         self._counts = dict(read_entry(position, "counts", dict))
 
 
-class RowFile:
-    """A file of rows that a resumed run can append to.
+class RowLogger:
+    """The common part of loggers of one split that write a file of rows, to which a resumed run can append.
 
     The first row written decides which rows of an earlier run remain: those of earlier epochs remain, those
     of its own epoch and of later ones are removed. The file of a resumed run is thus equal to that of an
     uninterrupted one.
     """
 
-    def __init__(
-        self, path: Path, parse_epoch: Callable[[str], int], *, header: str = "", flush_seconds: float
-    ) -> None:
-        self.path = path
-        self._parse_epoch = parse_epoch
-        self._header = header
+    header: ClassVar[str] = ""
+
+    def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
+        self.path = Path(path)
         self._flush_seconds = flush_seconds
+        self._iterations = IterationCounter()
         self._epoch = 0
         self._file: LineFile | None = None
         self._resumable: int | None = None
         """The size in bytes of a file to append to that is not open yet."""
 
-    def write(self, epoch: int, row: str) -> None:
+    def _parse_epoch(self, row: str) -> int:
+        """Return the epoch in a *row* of this logger; any other row raises an exception."""
+        raise NotImplementedError
+
+    def _write(self, epoch: int, row: str) -> None:
         """Add *row*, which must end in a line break.
 
         Raises `BuilderError` if the path has a file that this logger did not write.
         """
         file = self._file
         if epoch < self._epoch or (file is None and self._resumable is None):
-            file = self._start(epoch)
+            self._close_file()
+            write_text(self.path, self.header + "".join(self._read_rows_before(epoch)))
+            file = self._open()
         elif file is None:
             file = self._open()
         self._epoch = epoch
@@ -80,21 +86,21 @@ class RowFile:
 
     def close(self) -> None:
         """Flush and close. The next row after that removes the rows of its epoch and of later ones."""
-        self._resumable = None
-        if self._file:
-            file, self._file = self._file, None
-            file.close()
+        self._close_file()
+        self._iterations = IterationCounter()
 
-    def position(self) -> dict[str, int]:
-        """Sync the file to disk and return its size in bytes by its name; empty if there is no file."""
+    def position(self) -> dict[str, Any]:
+        """Sync the file to disk and return its size, if there is one, and the number of batches by metric."""
         size = self._file.sync() if self._file else self._resumable
-        return {} if size is None else {self.path.name: size}
+        files = {} if size is None else {self.path.name: size}
+        return {"files": files, "iterations": self._iterations.position()}
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
         """Resume in the middle of *epoch* at *position*, and remove all later rows.
 
         Raises `CheckpointError` if the file is missing, shorter than it was, or has another name.
         """
+        iterations = read_entry(position, "iterations", dict)
         sizes = read_entry(position, "files", dict)
         if sizes and set(sizes) != {self.path.name}:
             raise CheckpointError(
@@ -102,14 +108,15 @@ class RowFile:
                 f"{self.path.name!r}: use the name that it had"
             )
         if sizes:
-            self.close()
+            self._close_file()
             self._resumable = truncate_files(self.path.parent, position)[self.path.name]
             self._epoch = epoch
         else:
             self.cut(epoch - 1)
+        self._iterations.resume(iterations)
 
     def cut(self, epoch: int) -> None:
-        """Remove the rows after *epoch*, and the file if no row remains.
+        """Remove the rows after *epoch*, whatever an earlier run wrote, and the file if no row remains.
 
         Raises `BuilderError` if the path has a file that this logger did not write.
         """
@@ -117,17 +124,17 @@ class RowFile:
         self._epoch = epoch + 1
         rows = self._read_rows_before(self._epoch)
         if rows:
-            write_text(self.path, self._header + "".join(rows))
+            write_text(self.path, self.header + "".join(rows))
             self._resumable = self.path.stat().st_size
         elif self.path.exists():
             self.path.unlink()
             sync_directory(self.path.parent)
 
-    def _start(self, epoch: int) -> LineFile:
-        """Rewrite the file with the rows before *epoch*, and open it."""
-        self.close()
-        write_text(self.path, self._header + "".join(self._read_rows_before(epoch)))
-        return self._open()
+    def _close_file(self) -> None:
+        self._resumable = None
+        if self._file:
+            file, self._file = self._file, None
+            file.close()
 
     def _open(self) -> LineFile:
         self._resumable = None
@@ -139,7 +146,7 @@ class RowFile:
             return []
         # the text after the last line break is empty, or a row that a kill cut short
         *rows, _ = self.path.read_text(encoding="utf-8").split("\n")
-        header = self._header.splitlines()
+        header = self.header.splitlines()
         if rows and rows[: len(header)] == header:
             try:
                 return [f"{row}\n" for row in rows[len(header) :] if self._parse_epoch(row) < epoch]
@@ -152,41 +159,6 @@ class RowFile:
         )
 
 
-class RowLogger:
-    """The common part of loggers of one split that write a `RowFile`."""
-
-    def __init__(self, rows: RowFile) -> None:
-        self._rows = rows
-        self._iterations = IterationCounter()
-
-    def flush(self) -> None:
-        """Pass all rows to the operating system."""
-        self._rows.flush()
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._rows.close()
-        self._iterations = IterationCounter()
-
-    def position(self) -> dict[str, Any]:
-        """Sync the file to disk and return its size and the number of batches by metric."""
-        return {"files": self._rows.position(), "iterations": self._iterations.position()}
-
-    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
-        """Resume in the middle of *epoch* at *position*, and remove all later rows.
-
-        Raises `CheckpointError` if the file is missing, shorter than it was, or has another name.
-        """
-        iterations = read_entry(position, "iterations", dict)
-        self._rows.resume(epoch, position)
-        self._iterations.resume(iterations)
-
-    def cut(self, epoch: int) -> None:
-        """Remove the rows after *epoch*, whatever an earlier run wrote."""
-        self._rows.cut(epoch)
-        self._iterations = IterationCounter()
-
-
 class TsvMetricLogger(RowLogger):
     """A logger of one split with the tab-separated columns epoch, iteration, name, value and count.
 
@@ -195,9 +167,10 @@ class TsvMetricLogger(RowLogger):
     """
 
     suffix = ".tsv"
+    header = "epoch\titeration\tname\tvalue\tcount\n"
 
-    def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
-        super().__init__(RowFile(Path(path), _parse_tsv, header=_TSV_HEADER, flush_seconds=flush_seconds))
+    def _parse_epoch(self, row: str) -> int:
+        return int(row.partition("\t")[0])
 
     def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a row for one batch of *count* samples.
@@ -207,11 +180,11 @@ class TsvMetricLogger(RowLogger):
         iteration = self._iterations.next(epoch, name)
         if iteration == 1:
             format_file_name(name, "tsv")
-        self._rows.write(epoch, f"{epoch}\t{iteration}\t{name}\t{number(value)}\t{count}\n")
+        self._write(epoch, f"{epoch}\t{iteration}\t{name}\t{number(value)}\t{count}\n")
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add a row with the *value* of *name* over the whole epoch."""
-        self._rows.write(epoch, f"{epoch}\t\t{name}\t{number(value)}\tfinal\n")
+        self._write(epoch, f"{epoch}\t\t{name}\t{number(value)}\tfinal\n")
 
 
 class JsonLinesMetricLogger(RowLogger):
@@ -223,25 +196,21 @@ class JsonLinesMetricLogger(RowLogger):
 
     suffix = ".jsonl"
 
-    def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
-        super().__init__(RowFile(Path(path), _parse_json, flush_seconds=flush_seconds))
-        self._names: dict[str, str] = {}
+    def _parse_epoch(self, row: str) -> int:
+        return int(json.loads(row)["epoch"])
 
     def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a line for one batch of *count* samples."""
-        self._write(epoch, str(self._iterations.next(epoch, name)), name, value, str(count))
+        self._write_object(epoch, str(self._iterations.next(epoch, name)), name, value, str(count))
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add a line with the *value* of *name* over the whole epoch."""
-        self._write(epoch, "null", name, value, "null")
+        self._write_object(epoch, "null", name, value, "null")
 
-    def _write(self, epoch: int, iteration: str, name: str, value: float, count: str) -> None:
-        quoted = self._names.get(name)
-        if quoted is None:
-            quoted = self._names[name] = json.dumps(name, ensure_ascii=False)
-        self._rows.write(
+    def _write_object(self, epoch: int, iteration: str, name: str, value: float, count: str) -> None:
+        self._write(
             epoch,
-            f'{{"epoch": {epoch}, "iteration": {iteration}, "name": {quoted}, '
+            f'{{"epoch": {epoch}, "iteration": {iteration}, "name": {_quote(name)}, '
             f'"value": {json_number(value)}, "count": {count}}}\n',
         )
 
@@ -304,13 +273,3 @@ class InMemoryMetricLogger:
         """Remove the rows after *epoch*."""
         self.rows = [row for row in self.rows if row.epoch <= epoch]
         self._iterations = IterationCounter()
-
-
-def _parse_tsv(row: str) -> int:
-    """Return the epoch of *row*. Raises `ValueError` if it has none."""
-    return int(row.partition("\t")[0])
-
-
-def _parse_json(row: str) -> int:
-    """Return the epoch of *row*. Raises `ValueError`, `KeyError` or `TypeError` if it has none."""
-    return int(json.loads(row)["epoch"])

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 
 from stages.contracts import plugins
 from stages.contracts.deliveries import EVENTS_FILE, SENT_FILE, has_unsent_events, read_sent
-from stages.contracts.events import Progress
+from stages.contracts.events import NoRenderer, Progress
 from stages.contracts.history import History, Split
 from stages.contracts.text import hide_passwords, to_json
 from stages.loggers.line_file import LineFile
@@ -63,9 +63,7 @@ class Point:
 class Tracker(Protocol):
     """A client of a tracking service; it is built in a process of its own, with *directory* for its files.
 
-    It may have an attribute ``starts_empty``, which is True after `start` if the run has none of the points
-    that an earlier process has sent: then it receives all again. A method ``upload`` sends what it has stored
-    on this machine.
+    It may have the attributes of `TrackerOptions`.
     """
 
     def start(self, run: RunDescription) -> None:
@@ -81,7 +79,18 @@ class Tracker(Protocol):
         """
 
 
-class TrackerProcess:
+@dataclass(frozen=True)
+class TrackerOptions(plugins.OptionalAttributes):
+    """The optional attributes of a tracker, and their defaults."""
+
+    starts_empty: bool = False
+    """True after `start` if the run has none of the points that an earlier process has sent: then the tracker
+    receives all again."""
+    upload: Callable[[], None] = lambda: None
+    """Send what the tracker has stored on this machine."""
+
+
+class TrackerProcess(NoRenderer):
     """A renderer that passes the values of a run to a `Tracker` in another process.
 
     *kind* is the import path of the tracker, which is built with *arguments* and *directory*. The end of the
@@ -128,9 +137,6 @@ class TrackerProcess:
                 start_new_session=True,  # Ctrl-C is for the run, which then ends the tracker
                 env=_environment(self._arguments),
             )
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing: the means of the epoch so far are sent instead of the values of batches."""
 
     def step(self, progress: Progress) -> None:
         """Send the means of the epoch so far, once per *interval_seconds* in training."""
@@ -219,7 +225,7 @@ def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
     """
     with (directory / EVENTS_FILE).open("rb") as events:
         _start(tracker, events)
-        if getattr(tracker, "starts_empty", False):
+        if TrackerOptions.of(tracker).starts_empty:
             write_text(directory / SENT_FILE, "0")
         events.seek(read_sent(directory))
         for lines in _follow(events, parent):
@@ -281,8 +287,8 @@ def main(kind: str, directory: str, upload: str = "") -> None:
     tracker = plugins.build("logger", kind, maker, {"directory": folder, **arguments})
     if not upload or has_unsent_events(folder):
         deliver(tracker, folder, sys.stdin.buffer)
-    if upload and hasattr(tracker, "upload"):
-        tracker.upload()
+    if upload:
+        TrackerOptions.of(tracker).upload()
 
 
 if __name__ == "__main__":

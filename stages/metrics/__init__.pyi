@@ -8,6 +8,7 @@ from .from_torchmetrics import TorchMetric as TorchMetric
 from .metric import Collector as Collector
 from .metric import Metric as Metric
 from .metric import MetricAdapter as MetricAdapter
+from .metric import MetricMethods as MetricMethods
 from .metric import MetricOptions as MetricOptions
 from .metric import PassMetric as PassMetric
 from .metric import StepMetric as StepMetric

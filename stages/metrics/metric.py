@@ -1,6 +1,6 @@
 """The contract of a metric: one method that measures the output of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,6 +100,23 @@ class MetricOptions(OptionalAttributes):
     """False if it reads no tensor of the output, so that a captured step does not copy it."""
     is_equal_on_ranks: bool = False
     """True if the value is that of rank 0, because it does not depend on the samples."""
+
+
+@dataclass(frozen=True)
+class MetricMethods(OptionalAttributes):
+    """The methods by which a metric measures, of which each kind has its own."""
+
+    measure: Callable[[Any], MetricState] | None = None
+    measure_step: Callable[[Any], MetricState] | None = None
+    build_collector: Callable[[], Collector | None] | None = None
+    begin: Callable[[], None] | None = None
+    read: Callable[[], MetricState] | None = None
+    watch: Callable[[Iterable[Any]], Iterable[Any]] | None = None
+
+    @property
+    def covers_pass(self) -> bool:
+        """True if the metric measures a pass as a whole, and not its batches."""
+        return not (self.measure or self.measure_step)
 
 
 class MetricAdapter:

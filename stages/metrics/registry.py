@@ -97,8 +97,8 @@ def build_telemetry(use: Use) -> "Metric":
 def _check_metric(metric: Any, kind: str) -> "Metric":
     """Return *metric*. Raises `PluginError` if it lacks an attribute of a metric."""
     missing = [name for name in ("name", "unit") if not hasattr(metric, name)]
-    of_pass = hasattr(metric, "begin") and hasattr(metric, "read")
-    if not (hasattr(metric, "measure") or hasattr(metric, "measure_step") or of_pass):
+    methods = metrics.MetricMethods.of(metric)
+    if methods.covers_pass and not (methods.begin and methods.read):
         missing.append("measure")
     if missing:
         raise PluginError(

@@ -236,15 +236,13 @@ class Gauge:
     A reading that this machine cannot provide is NaN and has no weight.
 
     Args:
-        read: returns the current reading.
         clock: returns the time in seconds.
     """
 
     telemetry = True
     reads_output = False
 
-    def __init__(self, read: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
-        self._read = read
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = -math.inf
         self._latest = Mean(0.0, 0)
@@ -258,6 +256,10 @@ class Gauge:
             self._latest = Mean(0.0, 0) if math.isnan(reading) else Mean(reading, 1)
         return self._latest
 
+    def _read(self) -> float:
+        """Return the current reading."""
+        raise NotImplementedError
+
 
 class CpuUse(Gauge):
     """The utilization of all cores together since the previous reading, in percent."""
@@ -266,8 +268,11 @@ class CpuUse(Gauge):
     unit = "%"
 
     def __init__(self) -> None:
+        super().__init__()
         psutil.cpu_percent()
-        super().__init__(psutil.cpu_percent)
+
+    def _read(self) -> float:
+        return float(psutil.cpu_percent())
 
 
 class CpuTemperature(Gauge):
@@ -276,8 +281,10 @@ class CpuTemperature(Gauge):
     name = "CPU Temperature"
     unit = "°C"
 
-    def __init__(self) -> None:
-        super().__init__(_read_temperature)
+    def _read(self) -> float:
+        sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+        readings = [[sensor.current for sensor in sensors.get(name, ())] for name in PROCESSOR_SENSORS]
+        return next((fmean(temperatures) for temperatures in readings if temperatures), float("nan"))
 
 
 class CpuMemory(Gauge):
@@ -286,8 +293,8 @@ class CpuMemory(Gauge):
     name = "CPU Memory"
     unit = "GB"
 
-    def __init__(self) -> None:
-        super().__init__(_read_memory)
+    def _read(self) -> float:
+        return float(psutil.virtual_memory().used) / 1e9
 
 
 class CudaMetric(Gauge):
@@ -300,8 +307,10 @@ class CudaMetric(Gauge):
     name = "Cuda"
     unit = "GB"
 
-    def __init__(self) -> None:
-        super().__init__(_read_gpu_memory)
+    def _read(self) -> float:
+        gpus = _find_gpus()
+        free_and_total = [torch.cuda.mem_get_info(index) for index in gpus]
+        return sum(total - free for free, total in free_and_total) / 1e9 if gpus else float("nan")
 
 
 class UtilizationMetric(Gauge):
@@ -316,8 +325,12 @@ class UtilizationMetric(Gauge):
     name = "Utilization"
     unit = "%"
 
-    def __init__(self) -> None:
-        super().__init__(_read_utilization)
+    def _read(self) -> float:
+        gpus = _find_gpus()
+        try:
+            return fmean(map(torch.cuda.utilization, gpus)) if gpus else float("nan")
+        except Exception:  # noqa: BLE001  the library of the driver has error classes of its own
+            return float("nan")
 
 
 def _find_accelerators() -> list[int]:
@@ -328,6 +341,11 @@ def _find_accelerators() -> list[int]:
     return [
         index for index in range(torch.accelerator.device_count()) if torch.accelerator.memory_reserved(index)
     ]
+
+
+def _find_gpus() -> list[int]:
+    """Return the indices of the CUDA devices on which this process has reserved memory."""
+    return [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
 
 
 def _uses_mps() -> bool:
@@ -346,27 +364,3 @@ def _read_process_peak() -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-
-
-def _read_utilization() -> float:
-    gpus = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
-    try:
-        return fmean(map(torch.cuda.utilization, gpus)) if gpus else float("nan")
-    except Exception:  # noqa: BLE001  the library of the driver has error classes of its own
-        return float("nan")
-
-
-def _read_temperature() -> float:
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    readings = [[sensor.current for sensor in sensors.get(name, ())] for name in PROCESSOR_SENSORS]
-    return next((fmean(temperatures) for temperatures in readings if temperatures), float("nan"))
-
-
-def _read_memory() -> float:
-    return float(psutil.virtual_memory().used) / 1e9
-
-
-def _read_gpu_memory() -> float:
-    gpus = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
-    free_and_total = [torch.cuda.mem_get_info(index) for index in gpus]
-    return sum(total - free for free, total in free_and_total) / 1e9 if gpus else float("nan")

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from stages.contracts import plugins
 from stages.contracts.errors import PluginError
+from stages.contracts.plugins import call_class, check_class_arguments, read_signature
 from stages.optim import burn_optimizers
 from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn
-from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
 from stages.optim.config import (
     BUILT_IN,
     AdaGrad,
@@ -92,7 +92,7 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
     match config:
         case Adam() | AdamW():
             fused = _can_be_fused(parameters)
-            if any(getattr(part, CAUTIOUS, False) for part, _ in parts):
+            if any(isinstance(part, AdamW) and part.cautious_weight_decay for part, _ in parts):
                 groups = [{"params": members, CAUTIOUS: 0.0, **_options(part)} for part, members in parts]
                 return CautiousAdamW(groups, lr=config.learning_rate, fused=fused)
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam

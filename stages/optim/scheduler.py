@@ -17,7 +17,7 @@ from stages.contracts import plugins
 from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
-from stages.optim.class_arguments import call_class, check_class_arguments, read_signature
+from stages.contracts.plugins import call_class, check_class_arguments, read_signature
 from stages.optim.run_length import Per, RunLength, unit_of
 from stages.optim.schedules import (
     BUILT_IN,
@@ -76,8 +76,8 @@ class Scheduler:
         self.schedule = schedule or Constant()
         self.iteration = 0
         self._rule = self.schedule if isinstance(self.schedule, Rule) else None
-        self._per_epoch = self._rule is not None and self._rule.per == "epoch"
-        self.steps_per_update = self._rule is not None and self._rule.per == "update"
+        self.per: Per = "batch" if self._rule is None else self._rule.per
+        self.steps_per_update = self.per == "update"
         """True if a step is an update of the model, not a batch."""
         self._steps: int | None = None
         """The steps of the run, if the schedule depends on them and they are known."""
@@ -89,8 +89,7 @@ class Scheduler:
         """Follow a *version* of Burn: up to 0.21 a cosine restarts; `unit_of` states what a step is."""
         if version == "0.21" and self._rule is not None:
             self.schedule = self._rule = with_restarts(self._rule)
-        per = "batch" if self._rule is None else self._rule.per
-        self.steps_per_update = unit_of(per, version, accumulates=accumulates) == "update"
+        self.steps_per_update = unit_of(self.per, version, accumulates=accumulates) == "update"
 
     def set_length(self, length: RunLength) -> None:
         """Set the length of the run.
@@ -100,7 +99,7 @@ class Scheduler:
         """
         if self._rule is None or not self._rule.spans:
             return
-        unit: Per = "update" if self.steps_per_update else self._rule.per
+        unit: Per = "update" if self.steps_per_update else self.per
         resolved, steps = self._rule.resolve(length, per=unit), length.count(unit)
         if self._steps not in (None, steps):
             raise BuilderError(
@@ -127,7 +126,7 @@ class Scheduler:
                 f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
                 f"{self.iteration}. Lower its rates or factors (build_learner.schedule in params.yaml)"
             )
-        if not self._per_epoch:
+        if self.per != "epoch":
             self.iteration += 1
         return rate
 
@@ -143,15 +142,15 @@ class Scheduler:
 
     def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  required by the protocol
         """Advance to the next iteration if an iteration is an epoch."""
-        if self._per_epoch:
+        if self.per == "epoch":
             self.iteration += 1
 
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
-        kind = getattr(self.schedule, "kind", type(self.schedule).__name__)
+        kind: str = getattr(self.schedule, "kind", type(self.schedule).__name__)
         if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
             return kind
-        per = "update" if self.steps_per_update else getattr(self._rule, "per", "batch")
+        per = "update" if self.steps_per_update else self.per
         warmup = f", after {self._rule.warmup} of warm-up" if self._rule and self._rule.warmup else ""
         return f"{kind}, one step per {per}{warmup}"
 

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,90 +27,61 @@ class Skipped:
     size: int
 
 
-class ByteReader(Protocol):
-    """A stream of bytes with a known end."""
-
-    name: str
-    """Name of the file, for messages."""
-    offset: int
-    """Number of bytes read."""
-    limits: Limits
-    """Limits on the memory and time spent on the file."""
-
-    def remaining(self) -> int:
-        """Return the largest number of bytes that can follow; longer declared lengths are refused unread."""
-
-    def read(self, size: int) -> bytes:
-        """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
-
-    def peek(self, size: int) -> bytes:
-        """Return the next *size* bytes without reading them; fewer only at the end."""
-
-    def read_array(self, size: int) -> Blob:
-        """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
-
-    def skip(self, size: int) -> None:
-        """Skip *size* bytes. Raises `RecordError` at the end."""
-
-    def finish(self) -> None:
-        """Raise `RecordError` unless the stream ends at this position and is intact."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
-class PlainReader:
-    """An uncompressed file, or bytes in memory."""
+class ByteReader:
+    """A stream of bytes with a known end: here an uncompressed file, or bytes in memory."""
 
     def __init__(self, file: BinaryIO, size: int, name: str, *, limit: int | None = None) -> None:
         self.name = name
+        """Name of the file, for messages."""
         self.offset = 0
+        """Number of bytes read."""
         self.limits = Limits.for_size(size, limit)
+        """Limits on the memory and time spent on the file."""
         self._size = size
         self._file = file
 
     @classmethod
-    def of_file(cls, path: Path, *, limit: int | None = None) -> "PlainReader":
+    def of_file(cls, path: Path, *, limit: int | None = None) -> "ByteReader":
         """Return a reader of the file *path*; *limit* raises the default `Limits`."""
         return cls(path.open("rb"), path.stat().st_size, str(path), limit=limit)
 
     @classmethod
-    def of_bytes(cls, data: bytes, *, limit: int | None = None) -> "PlainReader":
+    def of_bytes(cls, data: bytes, *, limit: int | None = None) -> "ByteReader":
         """Return a reader of *data*; *limit* raises the default `Limits`."""
         return cls(io.BytesIO(data), len(data), "the record in memory", limit=limit)
 
     def remaining(self) -> int:
-        """Return the number of bytes up to the end."""
+        """Return the largest number of bytes that can follow; longer declared lengths are refused unread."""
         return self._size - self.offset
 
     def read(self, size: int) -> bytes:
-        """Return the next *size* bytes."""
+        """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
         check_available(self, size)
         data = self._file.read(size)
         self._advance(len(data), size)
         return data
 
     def peek(self, size: int) -> bytes:
-        """Return the next *size* bytes without reading them."""
+        """Return the next *size* bytes without reading them; fewer only at the end."""
         data = self._file.read(min(size, self.remaining()))
         self._file.seek(-len(data), 1)
         return data
 
     def read_array(self, size: int) -> Blob:
-        """Return the next *size* bytes in memory of their own."""
+        """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
         check_available(self, size)
         data = np.empty(size, np.uint8)
         self._advance(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # missing in typeshed
         return data
 
     def skip(self, size: int) -> None:
-        """Skip *size* bytes."""
+        """Skip *size* bytes. Raises `RecordError` at the end."""
         check_available(self, size)
         self._file.seek(size, 1)
         self.offset += size
 
     def finish(self) -> None:
-        """Raise `RecordError` if bytes follow."""
+        """Raise `RecordError` unless the stream ends at this position and is intact."""
         if self.remaining():
             raise RecordError(f"{self.name} has {self.remaining()} surplus bytes after the end of the record")
 

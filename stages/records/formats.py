@@ -18,7 +18,7 @@ from stages.records import (
     messagepack_format,
     safetensors_format,
 )
-from stages.records.byte_readers import ByteReader, PlainReader, rechunk
+from stages.records.byte_readers import ByteReader, rechunk
 from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.limits import Limits, ValueCounts
 from stages.records.named_records import pack_record, unpack_record
@@ -240,4 +240,4 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
 def _open(path: Path, form: Format, limit: int | None) -> ByteReader:
     if not path.is_file():
         raise RecordError(f"no record at {path}")
-    return GzipReader(path, limit=limit) if form.gzipped else PlainReader.of_file(path, limit=limit)
+    return GzipReader(path, limit=limit) if form.gzipped else ByteReader.of_file(path, limit=limit)

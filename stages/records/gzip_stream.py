@@ -17,8 +17,8 @@ import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, check_available, rechunk
-from stages.records.limits import ADVICE, LARGEST_RATIO, Limits, least_size
+from stages.records.byte_readers import Blob, ByteReader, check_available, rechunk
+from stages.records.limits import ADVICE, LARGEST_RATIO, least_size
 
 CHUNK = 1 << 19
 """Bytes of content that are compressed at a time."""
@@ -88,19 +88,15 @@ def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
     file.write(_LAST_STORED + struct.pack("<II", checksum, length & 0xFFFFFFFF))
 
 
-class GzipReader:
-    """A `ByteReader` of the content of the gzip file *path*, which is inflated as it is read.
+class GzipReader(ByteReader):
+    """The content of the gzip file *path*, which is inflated as it is read.
 
     The content may be as long as `Limits` allow, which *limit* raises to as many bytes. The declared length
     is checked before anything is inflated; `finish` checks the checksum and the end of the file.
     """
 
     def __init__(self, path: Path, *, limit: int | None = None) -> None:
-        self.name = str(path)
-        self.offset = 0
-        self._size = path.stat().st_size
-        self.limits = Limits.for_size(self._size, limit)
-        self._file = path.open("rb", buffering=0)
+        super().__init__(path.open("rb", buffering=0), path.stat().st_size, str(path), limit=limit)
         try:
             self._open_member()
         except BaseException:
@@ -204,10 +200,6 @@ class GzipReader:
                 f"{self.name} is corrupt: its content has {self.offset} bytes with checksum "
                 f"{self._crc:#010x}, but it declares {self._declared} with {self._checksum:#010x}"
             )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _fill_window(self, size: int) -> None:
         """Inflate until the window has at least *size* bytes, which were checked to be available."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records import formats
 from stages.records.burn_layouts import from_022, to_021, to_022
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.config import RecorderConfig
 from stages.records.dotted_names import flatten, unflatten
 from stages.records.formats import FORMATS, Format
@@ -193,7 +193,7 @@ class BytesRecorder:
 
     def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree in *data*. Raises `RecordError` if it is not a valid record."""
-        source = PlainReader.of_bytes(data, limit=limit)
+        source = ByteReader.of_bytes(data, limit=limit)
         record = self._form.decode(source, like, True)  # noqa: FBT003  the protocol is positional
         source.finish()
         return to_torch_tree(record.item)

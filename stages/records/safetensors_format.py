@@ -7,7 +7,7 @@ names and axes the tensors have: ``burn`` for a record of Burn, ``pt`` for PyTor
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -209,21 +209,29 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     stated = {FORMAT: BURN} if record.metadata else {}
     header: dict[str, Json] = {METADATA: {KEY: skeleton, **stated, **(record.extra or {})}}
     tensors = sorted(encoder.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
-    position = 0
+    entries = [(name, NAMES[_dtype(tensor)], tensor.shape, tensor.nbytes) for name, tensor in tensors]
+    yield pack_header(header, entries)
     for name, tensor in tensors:
-        end = position + tensor.nbytes
-        offsets = [position, end]
-        header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": offsets}
-        position = end
+        yield from data_section.iter_bytes(tensor, name)
+
+
+def pack_header(header: dict[str, Json], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """Return the start of a file: *header*, to which *tensors* are added in the order of their data.
+
+    Each has a name, a type of safetensors, a shape and a size in bytes.
+    """
+    position = 0
+    for name, dtype, shape, nbytes in tensors:
+        offsets = [position, position + nbytes]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        position += nbytes
     text = check_text(_to_json(header), "the record").encode()
     text += b" " * (-len(text) % ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise RecordError(
             f"the record's names take {len(text)} bytes, but safetensors allows at most {MAX_HEADER}"
         )
-    yield len(text).to_bytes(8, "little") + text
-    for name, tensor in tensors:
-        yield from data_section.iter_bytes(tensor, name)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _check_record(record: Record, encoder: SkeletonEncoder) -> str:

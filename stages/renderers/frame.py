@@ -14,8 +14,7 @@ from stages.contracts.history import Split
 from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import SPLIT_COLORS
 from stages.renderers.plain import UNKNOWN, format_metric
-from stages.renderers.remaining_time import compute_run_share, compute_split_share
-from stages.renderers.scene import VIEWS, MetricValue, Scene
+from stages.renderers.scene import VIEWS, MetricValue, Scene, compute_run_share, compute_split_share
 
 MODES = {Split.TRAIN: "Training", Split.VALID: "Validating"}
 SPLIT_STYLES = {split: f"color({color})" for split, color in SPLIT_COLORS.items()}

@@ -17,8 +17,7 @@ from stages.contracts.printing import print_line
 from stages.renderers.chart import MAX_POINTS, Curve, Point, draw_chart, reduce_points
 from stages.renderers.frame import FrameBuilder, compute_plot_size
 from stages.renderers.plain import format_epoch
-from stages.renderers.remaining_time import RemainingTime
-from stages.renderers.scene import MetricValues, Scene, Selection, View
+from stages.renderers.scene import MetricValues, RemainingTime, Scene, Selection, View
 from stages.renderers.terminal import Key, Keyboard, Screen
 
 INTERVAL_SECONDS = 0.1

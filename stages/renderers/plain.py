@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from stages import renderers  # loads its names on first access: a run in a pipe imports no plotext
 from stages.contracts.errors import ParamsError
+from stages.contracts.events import NoRenderer as NoRenderer  # noqa: PLC0414  exported here
 from stages.contracts.events import Progress, Renderer, Shown
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
@@ -21,25 +22,6 @@ UNKNOWN = "?"
 """The number of batches of a loader without a length."""
 INTERVAL_SECONDS = 30.0
 """Default time between two lines within an epoch."""
-
-
-class NoRenderer:
-    """A renderer without output."""
-
-    def start(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Do nothing."""
-
-    def step(self, progress: Progress) -> None:
-        """Do nothing."""
-
-    def epoch_end(self, progress: Progress, history: History) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class PlainRenderer(NoRenderer):

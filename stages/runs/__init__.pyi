@@ -5,8 +5,6 @@ from .checkpointer import StoredCheckpointer as StoredCheckpointer
 from .checkpointer import read_manifest as read_manifest
 from .checkpointer import results_manifest as results_manifest
 from .continuation import Continuation as Continuation
-from .early_stopping import EarlyStopping as EarlyStopping
-from .early_stopping import MetricEarlyStopping as MetricEarlyStopping
 from .heartbeat import Beat as Beat
 from .heartbeat import HeartbeatRenderer as HeartbeatRenderer
 from .heartbeat import heartbeat_of as heartbeat_of
@@ -24,9 +22,11 @@ from .overview import state_of as state_of
 from .publishing import publish as publish
 from .publishing import publish_results as publish_results
 from .retention import AnyOf as AnyOf
+from .retention import EarlyStopping as EarlyStopping
 from .retention import Keep as Keep
 from .retention import KeepBest as KeepBest
 from .retention import KeepLast as KeepLast
+from .retention import MetricEarlyStopping as MetricEarlyStopping
 from .retention import Retention as Retention
 from .retention import default_retention as default_retention
 from .retention import epochs_to_keep as epochs_to_keep

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages.contracts.events import Progress
-from stages.contracts.history import History, Split
+from stages.contracts.events import NoRenderer, Progress
+from stages.contracts.history import History
 from stages.runs.layout import HEARTBEAT_FILE
 from stages.runs.manifest import LogLedger
 from stages.runs.store import RunStore, read_json
@@ -40,7 +40,7 @@ def _ignore_epoch(epoch: int) -> None:
     """Do nothing with *epoch*."""
 
 
-class HeartbeatRenderer:
+class HeartbeatRenderer(NoRenderer):
     """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and every *interval_seconds*.
 
     If the file cannot be written, the run continues without it. It is not synced, because it has no use after
@@ -68,9 +68,6 @@ class HeartbeatRenderer:
         self._progress = progress
         self._check()
         self._beat(progress)
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Ignore the value."""
 
     def step(self, progress: Progress) -> None:
         """Write a heartbeat if the interval has passed."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from stages.records import check_recordable, replace_tensors
 from stages.runs.checkpointer import Checkpoint
-from stages.system.worker_signals import block_signals
+from stages.system.processes import block_signals
 
 ALIGNMENT = 8
 """Bytes of the largest element of a record; a copied range of memory starts at a multiple of it."""

@@ -1,15 +1,22 @@
-"""Processes of this machine: identity, liveness, parents and working directories, as psutil reports them."""
+"""Processes of this machine: identity, liveness, parents and working directories, as psutil reports them.
+
+Worker processes and threads, which help the main thread, block or ignore the signals that it handles.
+"""
 
 import functools
 import json
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from ctypes import c_bool
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, Signals
 
 import psutil
 
@@ -162,3 +169,47 @@ def _start_ticks(pid: int) -> str:
                 return str(round((created - boot) * os.sysconf("SC_CLK_TCK")))
         time.sleep(0.001)
     return ""
+
+
+RESET = (SIGTERM, SIGHUP)
+"""Signals whose handlers a worker must not inherit from its parent, since they print or save."""
+PARENT_POLL_SECONDS = 1.0
+
+
+@contextmanager
+def block_signals(*numbers: Signals) -> Iterator[None]:
+    """Block the signals *numbers* in this thread; processes that start in the block inherit the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_worker(may_exit: c_bool, _: int = 0) -> None:
+    """Let a worker that started while `RESET` and SIGINT were blocked run as long as its parent needs it.
+
+    It exits when its parent has exited, and on a signal of `RESET` once the parent has set *may_exit*, in
+    shared memory, because it ends its workers. Until then it ignores them: a signal to the whole group must
+    not end the workers while the parent still needs batches up to the point at which it stops.
+
+    A handler ignores the signals, because a process that a worker starts would inherit SIG_IGN. torch has
+    set a handler of SIGTERM before, which reports the worker as killed.
+    """
+
+    def handle(*_: object) -> None:
+        if may_exit.value:
+            os._exit(0)
+
+    for number in RESET:
+        signal.signal(number, handle)
+    signal.signal(SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGINT, *RESET))
+
+
+def _exit_with(parent: int) -> None:
+    """Exit soon after *parent*, also while a sample is loaded."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_SECONDS)
+    os._exit(1)

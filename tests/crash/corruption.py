@@ -10,7 +10,7 @@ from workers import run_trials
 
 from stages.contracts.events import Interrupter
 from stages.fit import fit
-from stages.params.fit_context import FitContext
+from stages.params.fit_params import FitContext
 from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,

@@ -21,8 +21,7 @@ from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.resume.checkpointing import find_newest_checkpoint
 from stages.models.config import MlpConfig
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.renderers import NoRenderer
 from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores

@@ -14,7 +14,7 @@ from workers import run_trials
 
 from stages.contracts.events import Interrupter
 from stages.fit import fit
-from stages.params.fit_context import FitContext
+from stages.params.fit_params import FitContext
 
 STOPPED_AT = 9
 """A step in the training of the second epoch, so there is a checkpoint of a step and one of an epoch."""

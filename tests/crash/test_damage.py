@@ -9,7 +9,7 @@ from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
 from stages.contracts.events import Interrupter
 from stages.fit import fit
-from stages.params.fit_context import FitContext
+from stages.params.fit_params import FitContext
 from stages.runs.layout import stores
 
 FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})

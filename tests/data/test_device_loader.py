@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.user_code import user_frames
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
-from stages.data.device_loader import DeviceLoader, Transfer, fits
-from stages.data.host_loader import HostLoader
-from stages.data.order import Order
+from stages.data.host_loader import HostLoader, Order
+from stages.data.loaders import DeviceLoader, Transfer, fits
 
 SAMPLES, BATCH_SIZE = 10, 4
 IMAGES = torch.arange(SAMPLES * 6, dtype=torch.uint8).reshape(SAMPLES, 2, 3)
@@ -124,8 +123,8 @@ def test_batcher_of_a_user_stays_on_the_cpu(caplog):
 @pytest.fixture
 def streams(monkeypatch):
     """Treat ``meta`` as a device with streams."""
-    monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("meta",))
-    monkeypatch.setattr("stages.data.device_loader.find_copier", PlainCopier)
+    monkeypatch.setattr("stages.data.loaders.STREAM_DEVICES", ("meta",))
+    monkeypatch.setattr("stages.data.loaders.find_copier", PlainCopier)
 
 
 class Threads:
@@ -278,8 +277,8 @@ class PinningCopier(PlainCopier):
 def test_samples_in_memory_are_gathered_where_they_are_copied_from(monkeypatch, dtype):
     device = torch.device("cpu")
     copier = PinningCopier(device)
-    monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("cpu",))
-    monkeypatch.setattr("stages.data.device_loader.find_copier", lambda _: copier)
+    monkeypatch.setattr("stages.data.loaders.STREAM_DEVICES", ("cpu",))
+    monkeypatch.setattr("stages.data.loaders.find_copier", lambda _: copier)
     dataset = TensorDataset(IMAGES.to(dtype), DATASET.targets)
     host = HostLoader(dataset, NORMALIZE, Order(SAMPLES, 4, seed=1), workers=0)
 

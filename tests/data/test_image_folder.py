@@ -17,8 +17,7 @@ from stages.data.sources import image_folder
 from stages.fit import fit
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 
 COLORS = {"ant": 40, "bee": 120, "cow": 200}
 

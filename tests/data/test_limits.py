@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages import data
-from stages.data.order import BucketOrder, Order
+from stages.data.host_loader import BucketOrder, Order
 from stages.learner.from_params import build_loaders
 from stages.params.fit_params import FitConfig
 

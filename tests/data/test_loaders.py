@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stages.contracts.errors import CheckpointError
-from stages.contracts.seeds import derive_seed
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
-from stages.data.order import Order
+from stages.data.host_loader import Order
+from stages.devices.rng import derive_seed
 
 
 class Ordinary:

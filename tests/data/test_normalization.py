@@ -9,7 +9,7 @@ import torch
 from stages import data
 from stages.contracts.errors import BuilderError, DataError
 from stages.data import NormalizationConfig, NormalizeBatcher
-from stages.data.description import SUM_VALUES
+from stages.data.storage import SUM_VALUES
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 GENERATOR = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput
 from stages.data import DataLoaderBuilder, Normalization, PadBatcher, TensorDataset, build_batcher
-from stages.data.order import BucketOrder
+from stages.data.host_loader import BucketOrder
 from stages.learner import EvaluatorBuilder
 from stages.metrics import AccuracyMetric, LossMetric, PerplexityMetric
 from stages.models import ClassificationStep

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.devices.run_ahead_limiter import RunAheadLimiter
+from stages.learner.loop import RunAheadLimiter
 
 
 class Device:

@@ -25,7 +25,7 @@ from stages.contracts.history import Split
 from stages.contracts.outputs import is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder, metering
-from stages.learner.steps import capture_conditions, cuda_graph, step_strategies
+from stages.learner.steps import capture_conditions, cuda_graph, rank_values, step_strategies
 from stages.learner.steps.capture_conditions import describe_batch, leaves_of
 from stages.metrics import (
     AccuracyMetric,
@@ -33,7 +33,6 @@ from stages.metrics import (
     LearningRateMetric,
     LossMetric,
     Mean,
-    host_transfer,
     regression,
 )
 from stages.models import ClassificationStep
@@ -189,7 +188,7 @@ def capture(monkeypatch):
         for module in (capture_conditions, cuda_graph):
             monkeypatch.setattr(module, "CAPTURE_DEVICES", (device,))
         if device == "cpu":
-            monkeypatch.setattr(host_transfer, "ASYNCHRONOUS_DEVICES", (device,))
+            monkeypatch.setattr(rank_values, "ASYNCHRONOUS_DEVICES", (device,))
             monkeypatch.setattr(torch, "Event", HostEvent)
         monkeypatch.setattr(cuda_graph, "CudaCapturer", RepeatedCalls)
         monkeypatch.setattr(RepeatedCalls, "replays", 0)

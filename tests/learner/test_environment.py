@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from stages.learner.environment import describe_differences, describe_environment
+from stages.learner.run_state import describe_differences, describe_environment
 
 CPU, CUDA = "2.13.0+cpu", "2.13.0+cu130"
 

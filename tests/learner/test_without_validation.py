@@ -18,8 +18,7 @@ from stages.metrics import LossMetric
 from stages.models import Mlp
 from stages.optim import Adam
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 from stages.runs import MetricEarlyStopping

@@ -228,14 +228,20 @@ def test_utilization_is_the_mean_of_the_gpus_in_use_or_nan(gpus, utilization, ex
     assert UtilizationMetric().measure_step(step(1)).value == pytest.approx(expected, nan_ok=True)
 
 
+class Readings(Gauge):
+    def __init__(self, readings, *times):
+        super().__init__(clock=clock(*times))
+        self._read = iter(readings).__next__
+
+
 def test_gauge_is_read_at_most_every_200_ms():
-    gauge = Gauge(iter([5.0, 7.0]).__next__, clock(0.0, 0.1, 0.19, 0.21))
+    gauge = Readings([5.0, 7.0], 0.0, 0.1, 0.19, 0.21)
 
     assert [gauge.measure_step(step(1)).value for _ in range(4)] == [5.0, 5.0, 5.0, 7.0]
 
 
 def test_unavailable_reading_is_nan_without_weight():
-    gauge = Gauge(iter([math.nan, 7.0]).__next__, clock(0.0, 1.0))
+    gauge = Readings([math.nan, 7.0], 0.0, 1.0)
 
     missing, read = gauge.measure_step(step(1)), gauge.measure_step(step(2))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fuzz_mutations import case
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.formats import read
 from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.record_tree import RawTensor, Some, Variant
@@ -99,7 +99,7 @@ def _differs(record, form, like):
     try:
         if not form.has_names:  # the layout before 0.14 is no longer written
             record = convert_record(record, form)
-        source = PlainReader.of_bytes(b"".join(form.encode(record)))
+        source = ByteReader.of_bytes(b"".join(form.encode(record)))
         again = form.decode(source, record.item if like is not None else None, True)
         source.finish()
     except Exception:  # noqa: BLE001  whatever it is, it is a finding

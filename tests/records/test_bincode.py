@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stages.contracts.errors import RecordError
 from stages.records.bincode_reader import WITH_U16, decode
 from stages.records.bincode_writer import encode
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.record_tree import ITEM_SIZES, Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "Bool": "?"}
@@ -47,7 +47,7 @@ def written(item, version="0.21.0"):
 
 
 def read(data, like, **options):
-    source = PlainReader.of_bytes(data)
+    source = ByteReader.of_bytes(data)
     record = decode(source, like, **options)
     source.finish()
     return record

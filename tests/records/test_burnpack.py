@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stages.contracts.errors import RecordError
 from stages.records import cbor
 from stages.records.burnpack_format import decode, encode
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.dotted_names import encode_param_id
 from stages.records.record_tree import ITEM_SIZES, Map, RawTensor, Record, Signed, Some, Variant
 
@@ -41,7 +41,7 @@ def written(record):
 
 
 def read(data, **options):
-    source = PlainReader.of_bytes(data)
+    source = ByteReader.of_bytes(data)
     record = decode(source, **options)
     source.finish()
     return record

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.json_format import decode, encode, encode_pretty
 from stages.records.record_tree import RawTensor
 
@@ -50,7 +50,7 @@ PRETTY = """{
 
 def read(text, **options):
     data = text if isinstance(text, bytes) else text.encode()
-    return decode(PlainReader.of_bytes(data), **options)
+    return decode(ByteReader.of_bytes(data), **options)
 
 
 def test_pretty_text_has_one_element_per_line():
@@ -221,7 +221,7 @@ def as_lists(node):
 def test_reading_needs_at_most_a_few_times_the_file_size():
     """A list of the shortest numbers, which as Python's own would be objects of 32 bytes each."""
     text = ('{"value":[' + "0.5," * 500_000 + "1]}").encode()
-    source = PlainReader.of_bytes(text)
+    source = ByteReader.of_bytes(text)
 
     tracemalloc.start()
     node = decode(source)["value"]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import PlainReader, Skipped
+from stages.records.byte_readers import ByteReader, Skipped
 from stages.records.messagepack_format import decode, encode
 from stages.records.record_tree import RawTensor, Signed, Some, Variant
 
@@ -46,7 +46,7 @@ def packed(node):
 
 
 def unpacked(data, **options):
-    source = PlainReader.of_bytes(data)
+    source = ByteReader.of_bytes(data)
     node = decode(source, **options)
     source.finish()
     return node
@@ -201,7 +201,7 @@ def test_nesting_of_128_levels_is_read():
 
 
 def test_bytes_after_a_value_are_not_read():
-    source = PlainReader.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
+    source = ByteReader.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
 
     decode(source)
 
@@ -223,7 +223,7 @@ MEMORY = """
 import resource, struct, sys
 from stages.contracts.errors import RecordError
 from stages.records.messagepack_format import decode
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -233,7 +233,7 @@ count = 8_000_000 // len(filler)
 data = b"\\xdd" + struct.pack(">I", count) + filler * count
 before = peak()
 try:
-    decode(PlainReader.of_bytes(data))
+    decode(ByteReader.of_bytes(data))
 except RecordError as error:
     print(peak() - before, error)
 """

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stages.contracts.errors import RecordError
 from stages.records import dotted_names as flat
 from stages.records import safetensors_format
-from stages.records.byte_readers import PlainReader
+from stages.records.byte_readers import ByteReader
 from stages.records.record_tree import ITEM_SIZES, Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 METADATA = Metadata("f32", "i32", "NamedMpkFileRecorder", "0.21.0", "FullPrecisionSettings")
@@ -62,7 +62,7 @@ def written(record):
 
 
 def read(data, **options):
-    source = PlainReader.of_bytes(data)
+    source = ByteReader.of_bytes(data)
     record = safetensors_format.decode(source, **options)
     source.finish()
     return record

@@ -4,7 +4,7 @@ import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
-from stages.renderers.remaining_time import (
+from stages.renderers.scene import (
     RemainingTime,
     compute_run_share,
     count_run_iterations,

@@ -75,19 +75,6 @@ def test_best_epoch_without_a_checkpoint_is_not_kept():
     assert KeepBest().keep([2], history) == set()
 
 
-class KeepFirst:
-    """A rule of a user that reads no metric."""
-
-    def keep(self, saved, history):
-        return set(saved[:1])
-
-
-def test_composed_rule_needs_the_metrics_of_its_parts():
-    parts = (KeepFirst(), KeepBest(), KeepBest("Accuracy", Split.TRAIN))
-
-    assert AnyOf(parts).needs == {(Split.VALID, "Loss"), (Split.TRAIN, "Accuracy")}
-
-
 def test_maximum_number_of_checkpoints_is_the_last_plus_the_best():
     assert Keep().most == 3
     assert Keep(last=4, best=(BestConfig(), BestConfig(metric="Accuracy"))).most == 6

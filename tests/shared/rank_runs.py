@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.distributed import agreement
+from stages.distributed import rank_group
 from stages.learner import LearnerBuilder
 from stages.metrics import (
     AccuracyMetric,
@@ -185,7 +185,7 @@ class Stopping(Net):
 def start_in_parts(directory, strategy):
     """Return a builder for 3 epochs from the newest checkpoint; its ranks agree to stop after a few steps."""
     if "RANK" in os.environ:  # and not the process of the tests
-        agreement.MAX_GAP = MAX_GAP
+        rank_group.MAX_GAP = MAX_GAP
     return start(directory, 3).strategy(strategy).checkpoint("auto")
 
 

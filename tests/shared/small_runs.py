@@ -5,8 +5,7 @@ from stages.contracts.text import to_json
 from stages.fit import fit
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.save_model import save_model
 

@@ -7,6 +7,7 @@ import torch
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.contracts.printing import print_line
+from stages.learner.checks import RuleOptions
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, read_directory_history
 from stages.learner.resume.warm_start import empty_window, optimizer_file_of, restore_optimizer
@@ -46,7 +47,7 @@ def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
     if len(files) != 1:
         return "the schedule starts from the beginning"
     try:
-        record: Tree = read_item(files[0], to_021(getattr(state.scheduler, "burn_state", lambda: None)()))
+        record: Tree = read_item(files[0], to_021(RuleOptions.of(state.scheduler).burn_state()))
         load_burn_schedule(state.scheduler, record)
     except RecordError as error:
         return f"the schedule starts from the beginning ({error})"

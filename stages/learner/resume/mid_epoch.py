@@ -19,7 +19,7 @@ from stages.devices.rng import (
 )
 from stages.distributed import Agreement
 from stages.learner.assembly import Components
-from stages.learner.batches import Division, Loader, iterate_rank, loads_shares
+from stages.learner.batches import Division, Loader, LoaderOptions, iterate_rank, loads_shares
 from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
 from stages.learner.resume.training_state import load_training_state, training_state
@@ -40,7 +40,7 @@ class MidEpochCheckpointer:
         self._device = components.device
         self._checkpoints = components.checkpoints
         self._interrupter: Interrupter = components.interrupter
-        self._agreement = Agreement(components.group)
+        self._agreement = Agreement(components.group) if components.group.size > 1 else None
         self._rng_state: dict[str, Any] = {}
         self._shared: HostRandomState | None = None
         """The random state in which all ranks load the same batches."""
@@ -95,7 +95,7 @@ class MidEpochCheckpointer:
             self._check_once(progress, meter)
         can_save_next = not progress.batches or iteration + 1 < progress.batches
         is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
-        is_asked, is_due = self._agreement.poll(stop=self._interrupter.should_stop(), save=is_due)
+        is_asked, is_due = self._agree(self._interrupter.should_stop(), is_due)
         if not (is_asked or is_due):
             return False
         if self._can_save:
@@ -110,12 +110,17 @@ class MidEpochCheckpointer:
             if self._stream is not None and not self._stream.has_next():
                 return False
             self._save(iteration, progress, meter, states)
-            self._agreement.end_save()
+            if self._agreement is not None:
+                self._agreement.end_save()
         stops = is_asked and (self._can_save or progress.split is Split.TRAIN)
         if stops:
             self._interrupter.obey()  # another rank may have been asked
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
         return stops
+
+    def _agree(self, stop: bool, save: bool) -> tuple[bool, bool]:  # noqa: FBT001  two answers
+        """Return whether to stop and whether to save: what this rank asks for, or what all have agreed on."""
+        return (stop, save) if self._agreement is None else self._agreement.poll(stop=stop, save=save)
 
     def stops_between_epochs(self) -> bool:
         """Return whether the run stops here, because any rank was asked to."""
@@ -126,7 +131,8 @@ class MidEpochCheckpointer:
 
     def close(self) -> None:
         """Wait for the last exchange of the ranks."""
-        self._agreement.close()
+        if self._agreement is not None:
+            self._agreement.close()
 
     def _check_once(self, progress: Progress, meter: Meter) -> None:
         """Check the state after the first update, and the metrics after the first batch of a split."""
@@ -186,8 +192,6 @@ class MidEpochCheckpointer:
 
     def _gather_ranks(self, states: Mapping[str, Any]) -> list[Any]:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
-        if self._group.size == 1:
-            return []
         state: dict[str, Any] = {}
         if self._group.rank:
             model = self._state.model.model
@@ -228,9 +232,10 @@ class MidEpochCheckpointer:
 
 def _set_position(loader: Any, position: LoopPosition) -> int:
     """Move *loader* to *position*; return the number of batches to skip, if it has no ``set_position``."""
-    if not hasattr(loader, "set_position"):
+    set_position = LoaderOptions.of(loader).set_position
+    if set_position is None:
         return position.iteration
-    loader.set_position(position.iteration)
+    set_position(position.iteration)
     return 0
 
 

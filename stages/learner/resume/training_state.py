@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,7 @@ def training_state(model: Any) -> dict[str, Any]:
     """
     return {
         name: encode_state(module.training_state(), f"{type(module).__name__}.{SAVE}()")
-        for name, module in _modules(model)
-        if hasattr(module, SAVE)
+        for name, module in _modules_with(SAVE, model).items()
     }
 
 
@@ -51,7 +50,7 @@ def load_training_state(model: Any, saved: Mapping[str, Any]) -> None:
     The tensors are on the CPU. Log a warning for a module without saved state, and for saved state without a
     module.
     """
-    modules = {name: module for name, module in _modules(model) if hasattr(module, LOAD)}
+    modules = _modules_with(LOAD, model)
     for name, module in modules.items():
         if name in saved:
             module.load_training_state(decode_state(saved[name]))
@@ -71,15 +70,13 @@ def check_training_state(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
     Raises `BuilderError` for a module that defines only one of the two methods.
     """
-    savers: set[str] = set()
+    savers, loaders = _modules_with(SAVE, model), _modules_with(LOAD, model)
     for name, module in _modules(model):
-        if hasattr(module, SAVE) != hasattr(module, LOAD):
+        if (name in savers) != (name in loaders):
             raise BuilderError(
                 f"{type(module).__name__} defines only one of {SAVE}() and {LOAD}(state): define both"
             )
-        if hasattr(module, SAVE):
-            savers.add(name)
-        if not savers & {"", *accumulate(name.split("."), "{}.{}".format)}:
+        if not savers.keys() & {"", *accumulate(name.split("."), "{}.{}".format)}:
             _warn_of_optimizers(module, optimizer)
 
 
@@ -105,6 +102,11 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
         yield "", model
 
 
+def _modules_with(method: str, model: Any) -> dict[str, Any]:
+    """Return the modules of *model* that define *method*, by name."""
+    return {name: module for name, module in _modules(model) if hasattr(module, method)}
+
+
 def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the path and the optimizer for each attribute of *module*, also in containers and objects."""
     seen: set[int] = set()
@@ -128,9 +130,16 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, list | tuple | set | frozenset):
         return list(enumerate(value))
-    return list(getattr(value, "__dict__", {}).items())
+    return list(attributes_of(value).items())
 
 
+def attributes_of(value: object) -> dict[str, Any]:
+    """Return the attributes of *value* itself, none of its class; an empty dict for one without them."""
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    return attributes
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """An object with a state dict, such as an optimizer or a learning rate scheduler of PyTorch."""
 

@@ -12,6 +12,7 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
 from stages.contracts.text import join_names, to_json
+from stages.learner.checks import RuleOptions
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
 from stages.optim import (
@@ -239,12 +240,12 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
     state = _state(start)
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
     options = [_options(group) for group in state.optimizer.param_groups]
-    schedule = getattr(state.scheduler, "options", {})
+    schedule = RuleOptions.of(state.scheduler).options
     try:
         state.restore(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}. {WEIGHTS_ONLY}") from error
-    _check_schedule(schedule, getattr(state.scheduler, "options", {}), source)
+    _check_schedule(schedule, RuleOptions.of(state.scheduler).options, source)
     for group, before in zip(state.optimizer.param_groups, options, strict=True):
         added = [name for name in STATE_OPTIONS if before.get(name) and not group.get(name)]
         if added:
@@ -254,7 +255,7 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
             )
         group.update(before)
     scheduler = start[2]
-    if isinstance(scheduler, Scheduler) and getattr(scheduler.schedule, "per", "batch") == "epoch":
+    if isinstance(scheduler, Scheduler) and scheduler.per == "epoch":
         scheduler.iteration = state.epoch  # the other schedule may have counted batches
     return state.checkpoint(_select_entries(checkpoint))
 

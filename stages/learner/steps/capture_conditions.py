@@ -23,6 +23,7 @@ from stages.contracts.placement import DeferredBatch
 from stages.devices.rng import find_cudnn_dropout
 from stages.learner.assembly import Components
 from stages.learner.metering import RegisteredMetric
+from stages.learner.resume.training_state import attributes_of
 from stages.metrics import Mean
 from stages.optim import DeviceGuard
 
@@ -47,7 +48,7 @@ def find_obstacle(components: Components) -> str | None:
         (ranks > 1, f"it has {ranks} ranks"),
         (device.type not in CAPTURE_DEVICES, f"{device} is not a CUDA device"),
         (state.model.needs_closure, f"{optimizer} evaluates a batch several times"),
-        (hasattr(model, "optimize"), f"{kind} has a method optimize"),
+        (state.model.updates_itself, f"{kind} has a method optimize"),
         (not state.model.reads_flag, f"{optimizer} is not updated by a fused kernel without hooks"),
         (guard.rule.kind == "skip", "the host decides which batches non_finite skips"),
         (not isinstance(guard, DeviceGuard), "the host reads the overflows of accumulated fp16 gradients"),
@@ -103,7 +104,7 @@ def describe_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def describe_object(value: object) -> dict[str, Any]:
     """Return the attributes of an object: numbers and text, and the identity of all others."""
-    return {name: _describe(attribute) for name, attribute in getattr(value, "__dict__", {}).items()}
+    return {name: _describe(attribute) for name, attribute in attributes_of(value).items()}
 
 
 def find_means(metrics: Sequence[RegisteredMetric]) -> dict[str, Any]:
@@ -112,11 +113,11 @@ def find_means(metrics: Sequence[RegisteredMetric]) -> dict[str, Any]:
 
 
 def _returns_mean(registered: RegisteredMetric) -> bool:
-    metric: Any = registered.metric
-    if registered.covers_pass or registered.takes_step or registered.telemetry:
+    methods = registered.methods
+    if methods.measure is None or methods.measure_step or registered.telemetry:
         return False
     with suppress(Exception):  # an annotation of a user's may have an unknown name
-        return get_type_hints(metric.measure).get("return") is Mean
+        return get_type_hints(methods.measure).get("return") is Mean
     return False
 
 

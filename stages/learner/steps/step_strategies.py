@@ -1,15 +1,14 @@
 """Step strategies: how the loop computes the gradients of a batch and updates the model with them.
 
 * `PlainStep`: forward and backward pass on one device, then a step of the optimizer.
-* `RollbackStep`: the same, and the buffers of the model are restored after a skipped batch.
 * `LbfgsStep`: an optimizer that evaluates a batch several times per step.
 
-`rank_step.py` has the step of several ranks.
+`rank_step.py` has the step of several ranks, and `cuda_graph.py` the captured one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,43 +34,12 @@ class StepResult(NamedTuple):
     """The values of metrics that the step has measured."""
 
 
-class StepStrategy(Protocol):
-    """Computes and applies the training steps of one run."""
-
-    def training(self) -> AbstractContextManager[None]:
-        """Return a context in which the model is in training mode and its parameters are looked up once."""
-
-    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:
-        """Run forward and backward on *batch*, and add its gradients to the accumulation window.
-
-        Return None if the batch is skipped, because it is not finite.
-        """
-
-    def update(self, gradients: "Gradients | None", rate: float, *, epoch: int, iteration: int) -> None:
-        """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
-
-        They are None if no batch of the window has counted. Raises `BuilderError` for a first update in which
-        no parameter has a gradient.
-        """
-
-    def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
-        """Return what *run*, a checked validation step, returns for *batch*."""
-
-    def count_samples(self, batch: Any, item: Any) -> int:
-        """Return the number of samples of *batch*, whose output is *item*."""
-
-
-def choose_step_strategy(state: RunState, checks: StepChecks) -> StepStrategy:
-    """Return the strategy of one rank that the optimizer and the rule for non-finite batches need."""
-    model = state.model.model
-    has_rollback = state.guard.rule.kind == "skip" and next(model.buffers(), None) is not None
-    if state.model.needs_closure:
-        return LbfgsStep(state, checks, Buffers(model if has_rollback else None))
-    return RollbackStep(state, checks, Buffers(model)) if has_rollback else PlainStep(state, checks)
-
-
 class PlainStep:
-    """A forward and backward pass on one device, then a step of the optimizer."""
+    """A forward and backward pass on one device, then a step of the optimizer.
+
+    The other strategies derive from it. If non-finite batches are skipped, the buffers of the model, such as
+    running statistics, are restored after one.
+    """
 
     def __init__(self, state: RunState, checks: StepChecks) -> None:
         self._model = state.model.model
@@ -79,19 +47,21 @@ class PlainStep:
         self._guard = state.guard
         self._precision = state.precision
         self._scaler = state.precision.scaler
-        self._run_step = state.run_step
+        self._train_step = state.wrap_step(self._model.train_step, Split.TRAIN)
         self._window = state.window
         self._is_sum = state.window.length > 1
         self._has_gradients = False
         """True if a step of the epoch had a gradient."""
         self._check = checks.check_train_step
+        self._skips = state.guard.rule.kind == "skip"
+        self._buffers = Buffers(self._model if self._skips else None)
         self.weight: Weight = 0
         """The weight of the gradients that `compute` returned last."""
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
-        self._has_gradients = hasattr(self._model, "optimize")  # such a model updates itself
+        self._has_gradients = self._state.updates_itself
         with prepare_backward(self._model, self._run_backward):
             self._model.train()
             self._state.begin_training()
@@ -104,11 +74,14 @@ class PlainStep:
         self._precision.run_backward(loss, parameters, weight)
 
     def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
-        """Run forward and backward on *batch*; return None if it is skipped."""
+        """Run forward and backward on *batch*, and add its gradients to the accumulation window.
+
+        Return None if the batch is skipped, because it is not finite.
+        """
         step = self.compute(batch)
         samples = self.count_samples(batch, step.item)
         if not self.passes(step, epoch, iteration):
-            self.roll_back()
+            self._buffers.restore()
             return None
         if not self._has_gradients:
             self._has_gradients = has_gradients(step)
@@ -117,7 +90,11 @@ class PlainStep:
         return StepResult(step.item, samples)
 
     def update(self, gradients: "Gradients | None", rate: float, *, epoch: int, iteration: int) -> None:
-        """Update the model with *gradients*, unless they are None."""
+        """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
+
+        They are None if no batch of the window has counted. Raises `BuilderError` for a first update in which
+        no parameter has a gradient.
+        """
         if gradients is None:
             return
         if not self._has_gradients:
@@ -127,10 +104,11 @@ class PlainStep:
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
+        self._buffers.save()
         clear_gradients(self._model)
         if self._scaler is not None:
             self._scaler.begin_step()
-        step = self._check(self._run_step(self._model.train_step, Split.TRAIN, batch))
+        step = self._check(self._train_step(batch))
         if self._scaler is not None:
             self._scaler.check_used(self._model)
         self.weight = self._weigh(step)
@@ -159,9 +137,6 @@ class PlainStep:
         size: int = item.size
         return size
 
-    def roll_back(self) -> None:
-        """Do nothing: the step changed nothing but gradients."""
-
     def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model, unless the sum of several finite batches overflowed."""
         weight = self._window.taken_weight
@@ -169,24 +144,7 @@ class PlainStep:
             self._state.update(gradients, rate, self._guard.flag)
 
 
-class RollbackStep(PlainStep):
-    """A plain step of a model with buffers, such as running statistics, that are restored on a skip."""
-
-    def __init__(self, state: RunState, checks: StepChecks, buffers: "Buffers") -> None:
-        super().__init__(state, checks)
-        self._buffers = buffers
-
-    def compute(self, batch: Any) -> TrainOutput[Any]:
-        """Run forward and backward on *batch*, after a copy of the buffers."""
-        self._buffers.save()
-        return super().compute(batch)
-
-    def roll_back(self) -> None:
-        """Restore the buffers."""
-        self._buffers.restore()
-
-
-class LbfgsStep(RollbackStep):
+class LbfgsStep(PlainStep):
     """A step of L-BFGS, which evaluates the batch several times."""
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
@@ -208,7 +166,7 @@ class LbfgsStep(RollbackStep):
         saved = self._buffers.saved
 
         def evaluate() -> TrainOutput[Any]:
-            step, self._first = self._first or RollbackStep.compute(self, self._batch), None
+            step, self._first = self._first or PlainStep.compute(self, self._batch), None
             if not self._guard.passes(step, epoch, iteration, self.weight):
                 raise _SkippedError
             return step

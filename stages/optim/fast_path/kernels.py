@@ -10,7 +10,7 @@ kernels read it as float32, so other rates are rounded to float32 there: all ste
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,15 @@ SELECTING = (*UNSUPPORTED, "fused", "foreach", "decoupled_weight_decay")
 """Options that select the kernel. All other options are read at each step."""
 
 
-class Lane(Protocol):
+class Lane:
     """The parameters that one call of a kernel updates."""
+
+    def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
+        self.group = group
+        self.state = state
+        self.members = members
+        self.present: list[int] = []
+        """The members that the last step updated."""
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update the parameters that have a gradient, with the learning rate of their group.
@@ -32,17 +39,15 @@ class Lane(Protocol):
         If *skip*, a tensor on the device of the lane, is 1, nothing is updated. Return whether entries of the
         state were created or replaced.
         """
+        raise NotImplementedError
 
 
-class AdamLane:
+class AdamLane(Lane):
     """A lane of Adam or AdamW, updated by ``torch._fused_adam_`` or ``torch._fused_adamw_``."""
 
     def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
-        self.group = group
-        self.state = state
-        self.members = members
+        super().__init__(group, state, members)
         self.kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-        self.present: list[int] = []
         self.device = next(iter(members.values())).device
         self.steps = torch.empty(0)
         self.counts: Any = None
@@ -101,7 +106,7 @@ class AdamLane:
         self.counts = self.steps.numpy().data if self.steps.is_cpu else None
 
 
-class SgdLane:
+class SgdLane(Lane):
     """A lane of stochastic gradient descent, updated by ``torch._fused_sgd_``.
 
     The velocity of a parameter starts at its first gradient, also if other parameters had theirs earlier;
@@ -109,10 +114,7 @@ class SgdLane:
     """
 
     def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
-        self.group = group
-        self.state = state
-        self.members = members
-        self.present: list[int] = []
+        super().__init__(group, state, members)
         self.parameters: list[Tensor] = []
         self.velocities: list[Tensor] = []
         self._skip: Tensor | None = None
@@ -171,7 +173,7 @@ class SgdLane:
         )
 
 
-LANES: dict[type, type[AdamLane] | type[SgdLane]] = {
+LANES: dict[type, type[Lane]] = {
     torch.optim.Adam: AdamLane,
     torch.optim.AdamW: AdamLane,
     torch.optim.SGD: SgdLane,

@@ -8,7 +8,6 @@ The names of transformer norms differ: if the norms come first, Burn's blocks ap
 first sublayer, so PyTorch's ``norm1`` is not Burn's ``norm_1``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -52,7 +51,7 @@ def layer_layout(module: nn.Module) -> Tree:
     """Return the layout of *module* as a layer, or as a subclass of one; None if Burn has no such layer."""
     for kind, layout in LAYERS:
         if isinstance(module, kind):
-            return layout(module)
+            return layout(module) if callable(layout) else layout
     return None
 
 
@@ -221,35 +220,26 @@ def _transformer_norms(names: tuple[str, ...]) -> Tree:
     return {f"norm_{place}": name for place, name in enumerate(names, 1)}
 
 
-LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
-    (nn.Linear, lambda _: LINEAR),
-    (nn.Conv1d, lambda _: _convolution(1)),
-    (nn.Conv2d, lambda _: _convolution(2)),
-    (nn.Conv3d, lambda _: _convolution(3)),
-    (nn.ConvTranspose1d, lambda _: _conv_transpose(1)),
-    (nn.ConvTranspose2d, lambda _: _conv_transpose(2)),
-    (nn.ConvTranspose3d, lambda _: _conv_transpose(3)),
-    (nn.Embedding, lambda _: EMBEDDING),
-    (nn.BatchNorm1d, _batch_norm),
-    (nn.BatchNorm2d, _batch_norm),
-    (nn.BatchNorm3d, _batch_norm),
-    (nn.SyncBatchNorm, _batch_norm),
+LAYERS: tuple[tuple[Any, Tree], ...] = (
+    (nn.Linear, LINEAR),
+    (nn.Conv1d, _convolution(1)),
+    (nn.Conv2d, _convolution(2)),
+    (nn.Conv3d, _convolution(3)),
+    (nn.ConvTranspose1d, _conv_transpose(1)),
+    (nn.ConvTranspose2d, _conv_transpose(2)),
+    (nn.ConvTranspose3d, _conv_transpose(3)),
+    (nn.Embedding, EMBEDDING),
+    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _batch_norm),
     (nn.LayerNorm, _layer_norm),
     (nn.RMSNorm, _rms_norm),
-    (nn.GroupNorm, lambda _: GROUP_NORM),
-    (nn.InstanceNorm1d, lambda _: INSTANCE_NORM),
-    (nn.InstanceNorm2d, lambda _: INSTANCE_NORM),
-    (nn.InstanceNorm3d, lambda _: INSTANCE_NORM),
-    (nn.PReLU, lambda _: PRELU),
-    (nn.LSTM, _recurrent),
-    (nn.GRU, _recurrent),
-    (nn.RNN, _recurrent),
-    (nn.LSTMCell, _recurrent_cell),
-    (nn.GRUCell, _recurrent_cell),
-    (nn.RNNCell, _recurrent_cell),
+    (nn.GroupNorm, GROUP_NORM),
+    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), INSTANCE_NORM),
+    (nn.PReLU, PRELU),
+    ((nn.LSTM, nn.GRU, nn.RNN), _recurrent),
+    ((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _recurrent_cell),
     (nn.MultiheadAttention, _attention),
     (nn.TransformerEncoderLayer, _encoder_layer),
-    (nn.TransformerEncoder, _encoder),
     (nn.TransformerDecoderLayer, _decoder_layer),
-    (nn.TransformerDecoder, _encoder),
+    ((nn.TransformerEncoder, nn.TransformerDecoder), _encoder),
 )
+"""The layout of a kind of layers, or the function that returns that of one of them."""

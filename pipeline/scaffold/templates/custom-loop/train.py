@@ -15,7 +15,7 @@ from stages import data
 from stages.contracts.config import arguments_of
 from stages.contracts.history import Split, Value
 from stages.contracts.outputs import ClassificationOutput
-from stages.contracts.seeds import derive_seed
+from stages.devices import derive_seed
 from stages.devices import find_device
 from stages.learner import LoopCheckpoints
 from stages.learner.from_params import build_loader

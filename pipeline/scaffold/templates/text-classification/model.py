@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.outputs import ClassificationOutput
-from stages.data.padding import PaddedBatch
+from stages.data.batchers import PaddedBatch
 from stages.models import ClassificationStep
 
 
