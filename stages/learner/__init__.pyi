@@ -1,5 +1,6 @@
 from .builder import LearnerBuilder as LearnerBuilder
 from .builder import SupervisedTraining as SupervisedTraining
+from .checks import overfit as overfit
 from .evaluation import Evaluator as Evaluator
 from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells

@@ -403,3 +403,18 @@ def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"{article} {name} with the keys {', '.join(map(repr, list(value)[:8])) or '(none)'}"
     return f"{article} {name}"
+
+
+def overfit(model: Any, optimizer: torch.optim.Optimizer, batch: Any, *, steps: int) -> list[float]:
+    """Return the loss of each of *steps* steps on one *batch*, which falls if *model* can learn.
+
+    It is for a quick test of a model before a long training.
+    """
+    losses = []
+    for _ in range(steps):
+        step = model.train_step(batch)
+        for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        losses.append(step.item.loss.item())
+    return losses

@@ -4,6 +4,7 @@ import torch
 
 from model import DigitNet
 from stages.data.sources import digits
+from stages.learner import overfit
 
 
 def test_model_returns_a_logit_for_each_class_of_images_of_any_size() -> None:
@@ -22,12 +23,6 @@ def test_model_overfits_one_batch() -> None:
     model = DigitNet((1, 8, 8), num_classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
 
-    losses = []
-    for _ in range(20):
-        step = model.train_step(batch)
-        for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        losses.append(step.item.loss.item())
+    losses = overfit(model, optimizer, batch, steps=20)
 
     assert losses[-1] < losses[0] / 2

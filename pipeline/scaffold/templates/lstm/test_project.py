@@ -5,6 +5,7 @@ import torch
 
 from model import Forecaster
 from source import waves
+from stages.learner import overfit
 
 
 def test_target_continues_its_sequence() -> None:
@@ -31,12 +32,6 @@ def test_model_overfits_one_batch() -> None:
     model = Forecaster((24, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    losses = []
-    for _ in range(100):
-        step = model.train_step(batch)
-        for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        losses.append(step.item.loss.item())
+    losses = overfit(model, optimizer, batch, steps=100)
 
     assert losses[-1] < losses[0] / 2

@@ -4,6 +4,7 @@ import torch
 
 from model import Net
 from source import spirals
+from stages.learner import overfit
 
 
 def test_data_has_every_class_and_finite_inputs() -> None:
@@ -22,12 +23,6 @@ def test_model_overfits_one_batch() -> None:
     model = Net((2,), 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    losses = []
-    for _ in range(50):
-        step = model.train_step(batch)
-        for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        losses.append(step.item.loss.item())
+    losses = overfit(model, optimizer, batch, steps=50)
 
     assert losses[-1] < losses[0] / 2

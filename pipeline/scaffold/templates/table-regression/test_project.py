@@ -7,6 +7,7 @@ import torch
 
 from model import Regressor
 from stages.data.sources.tables import table
+from stages.learner import overfit
 
 TABLE = Path(__file__).with_name("houses.csv")
 
@@ -28,12 +29,6 @@ def test_model_learns_a_sum() -> None:
     model = Regressor((3,))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    losses = []
-    for _ in range(100):
-        step = model.train_step(batch)
-        for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        losses.append(step.item.loss.item())
+    losses = overfit(model, optimizer, batch, steps=100)
 
     assert losses[-1] < losses[0] / 10
