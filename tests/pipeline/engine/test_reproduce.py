@@ -73,7 +73,7 @@ def test_environment_variables_are_restored(body, monkeypatch):
 
     reproduce("make", run=body)
 
-    assert body.calls[0][2].endswith("make")
+    assert body.calls[0][1].endswith("make")
     assert os.environ["DVC_STAGE"] == "outer"
 
 
