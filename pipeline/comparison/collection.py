@@ -24,7 +24,7 @@ _NAMES = {
         r"|(?<![a-z0-9])(mae|mse|rmse|wer|cer)(?![a-z0-9])"
     ),
     Direction.HIGHEST: re.compile(
-        r"accuracy|auroc|precision|recall|score|bleu|rouge|dice|ssim|psnr"
+        r"accuracy|auroc|precision|recall|score|correlation|bleu|rouge|dice|ssim|psnr"
         r"|(?<![a-z0-9])(auc|f1|map|iou|r2)(?![a-z0-9])"
     ),
 }
