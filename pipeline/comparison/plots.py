@@ -79,26 +79,21 @@ def vega_script() -> str:
     return str(_converter().javascript_bundle(vl_version=VEGA_LITE))
 
 
-def draw_svg(spec: dict[str, Any]) -> bytes:
-    """Return the Vega-Lite *spec* drawn as SVG. Raises `StageError` without vl-convert."""
-    return str(_converter().vegalite_to_svg(json.dumps(spec), vl_version=VEGA_LITE)).encode()
-
-
-def draw_png(spec: dict[str, Any], scale: float = 2.0) -> bytes:
-    """Return the Vega-Lite *spec* drawn as PNG, with *scale* pixels for each unit of its size.
+def draw_image(spec: dict[str, Any], form: str, scale: float = 2.0) -> bytes:
+    """Return the Vega-Lite *spec* drawn as *form*: svg, or png with *scale* pixels for each unit of its size.
 
     Raises `StageError` without vl-convert.
     """
-    return bytes(_converter().vegalite_to_png(json.dumps(spec), vl_version=VEGA_LITE, scale=scale))
+    text, converter = json.dumps(spec), _converter()
+    if form == "svg":
+        return str(converter.vegalite_to_svg(text, vl_version=VEGA_LITE)).encode()
+    return bytes(converter.vegalite_to_png(text, vl_version=VEGA_LITE, scale=scale))
 
 
 def _converter() -> Any:
     if vl_convert is None:
         raise StageError(f"vl-convert is not installed. Run {EXTRA}, or pip install vl-convert-python")
     return vl_convert
-
-
-RENDERERS = {"svg": draw_svg, "png": draw_png}
 
 
 def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterations: bool) -> None:
@@ -118,7 +113,8 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
         raise StageError(f"no run has {metric!r} for every batch. Run `fit` of version 4 or later")
     for form, path in images.items():
         with open_atomic(path) as file:
-            file.write(RENDERERS[form](_spec(metric, curves, runs, x="step" if iterations else "epoch")))
+            spec = _spec(metric, curves, runs, x="step" if iterations else "epoch")
+            file.write(draw_image(spec, form))
         print_line(f"wrote {path}")
     if not images:
         width = min(shutil.get_terminal_size().columns, MAX_CHART_COLUMNS)

@@ -227,8 +227,9 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
         "sha": run.sha,
         "params": {key: _json_value(value) for key, value in run.params.items()},
         "metrics": {
-            name: _json_metric(run.metrics[name], comparison.delta(run, name))
-            | _json_noise(run.metrics[name], comparison.exceeds_noise(run, name))
+            name: _json_metric(
+                run.metrics[name], comparison.delta(run, name), comparison.exceeds_noise(run, name)
+            )
             for name in names
             if name in run.metrics
         },
@@ -240,10 +241,6 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
     }
 
 
-def _json_noise(curve: MetricCurve, exceeds: bool | None) -> dict[str, Any]:  # noqa: FBT001  a fact
-    return {"deviation": curve.deviation, "exceeds_noise": exceeds} if curve.deviations else {}
-
-
 def _json_value(value: Any) -> Any:
     """Return *value* with text in place of what JSON does not have, such as a date in YAML."""
     if isinstance(value, Mapping):
@@ -253,8 +250,9 @@ def _json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _json_metric(curve: MetricCurve, delta: float | None) -> dict[str, Any]:
-    return {
+def _json_metric(curve: MetricCurve, delta: float | None, exceeds: bool | None) -> dict[str, Any]:  # noqa: FBT001  a fact
+    noise = {"deviation": curve.deviation, "exceeds_noise": exceeds} if curve.deviations else {}
+    content = {
         "first": curve.first,
         "last": curve.last,
         "best": curve.best,
@@ -263,3 +261,4 @@ def _json_metric(curve: MetricCurve, delta: float | None) -> dict[str, Any]:
         "delta": delta,
         "series": {str(epoch): value for epoch, value in curve.series.items()},
     }
+    return content | noise

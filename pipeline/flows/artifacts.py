@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RET
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
-from stages.renderers.plain import format_epoch
+from stages.renderers.plain import NoRenderer, format_epoch
 
 API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError, ValueError)
 """The exceptions that Prefect's client raises if the server does not respond as an API."""
@@ -74,7 +74,7 @@ class Artifacts:
             client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
 
 
-class ProgressRenderer:
+class ProgressRenderer(NoRenderer):
     """A renderer that updates a progress artifact, at most one interval late.
 
     Only its own thread calls the server. A slow or unreachable server does not delay training, and delays its
@@ -100,9 +100,6 @@ class ProgressRenderer:
         self._has_ended.clear()
         self._thread = threading.Thread(target=self._update_artifact, name="progress", daemon=True)
         self._thread.start()
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Ignore the value of one metric; `epoch_end` shows all of them."""
 
     def step(self, progress: Progress) -> None:
         """Record the progress."""

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline.comparison.plots import EXTRA, draw_png, is_available
+from pipeline.comparison.plots import EXTRA, draw_image, is_available
 from pipeline.flows.artifacts import Artifacts, short_timeout_client
 from pipeline.project.git import run_git
 from pipeline.project.revisions.revision import Results
@@ -62,7 +62,7 @@ def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
         artifacts.logger.info("no image of the curves, because vl-convert is missing. Run %s", EXTRA)
         return
     try:
-        png = draw_png(_curves_specification(results.history), scale=1.5)
+        png = draw_image(_curves_specification(results.history), "png", scale=1.5)
     except Exception as error:  # noqa: BLE001  no picture may cost the run that it shows
         artifacts.logger.warning("the image of the curves cannot be drawn: %r", error)
         return

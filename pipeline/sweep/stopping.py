@@ -82,7 +82,8 @@ def plan_rungs(rule: StopRule, base: FrozenProject, points: Sequence[Point]) -> 
     if len(points) > 1:
         check_varying({key for point in points for key, _ in point.varying})
     params = _first_params(base, points)
-    epochs, validate_every = count_epochs(base, params), _validate_every(base, params)
+    epochs, every = count_epochs(base, params), fit_params(base, params).get("validate_every", 1)
+    validate_every = every if isinstance(every, int) and every > 0 else 1  # each point reports another value
     if validate_every > epochs:
         raise ParamsError(
             f"--stop ranks points by their validation, but {VALIDATE_EVERY} is {validate_every} and {EPOCHS} "
@@ -107,11 +108,6 @@ def _first_params(base: FrozenProject, points: Sequence[Point]) -> Mapping[str, 
         except ParamsError as mistake:
             mistakes.append(mistake)
     raise mistakes[0]
-
-
-def _validate_every(base: FrozenProject, params: Mapping[str, Any]) -> int:
-    every = fit_params(base, params).get("validate_every", 1)
-    return every if isinstance(every, int) and every > 0 else 1  # each point reports another value
 
 
 def default_metric(comparison: Comparison) -> str | None:
