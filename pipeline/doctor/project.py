@@ -20,9 +20,9 @@ from pipeline.project.dependencies import find_missing_deps, find_modules
 from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
-from pipeline.project.snapshot import list_paths, read_variables
+from pipeline.project.snapshot import list_paths, resolve_stages
 from pipeline.project.versions import find_stale_versions
-from pipeline.project.yaml_files import read_definition, stages_of
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.contracts.text import join_names
@@ -79,15 +79,9 @@ def check_untracked_files() -> Iterator[Diagnostic]:
 
 def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
-    definition = read_definition()
-    variables = read_variables(definition)
+    stages = resolve_stages(read_definition()).values()
     used, outputs = (
-        {
-            Path(path)
-            for stage in stages_of(definition).values()
-            for path in list_paths(stage, key, variables)
-            if "://" not in path
-        }
+        {Path(path) for stage in stages for path in list_paths(stage, key) if "://" not in path}
         for key in ("deps", "outs")
     )
     for section in (params.load_data, params.build_learner, params.fit):

@@ -8,8 +8,8 @@ from typing import Any
 from pipeline.project.dependencies import guard_deps
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import read_paths, runs_root
-from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, read_variables, take_snapshot
-from pipeline.project.yaml_files import read_definition, stages_of
+from pipeline.project.snapshot import Snapshot, check_unchanged, list_paths, resolve_stages, take_snapshot
+from pipeline.project.yaml_files import read_definition
 from stages import runs
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line
@@ -74,9 +74,8 @@ def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:
 
 def _read_outputs(name: str) -> list[Path]:
     """Return the outputs of the stage *name*. Raises `ParamsError` if it has none, or two of one name."""
-    definition = read_definition()
-    stage = stages_of(definition).get(name) or {}
-    outputs = [Path(path) for path in list_paths(stage, "outs", read_variables(definition))]
+    stage = resolve_stages(read_definition()).get(name) or {}
+    outputs = [Path(path) for path in list_paths(stage, "outs")]
     if not outputs:
         raise ParamsError(f"dvc.yaml has no stage {name!r} with outs. Add it")
     if len({path.name for path in outputs}) < len(outputs):

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pipeline.project.git import find_top
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
-from pipeline.project.snapshot import ABSENT, list_paths, look_up, read_variables
+from pipeline.project.snapshot import ABSENT, list_paths, look_up, resolve_stages
 from pipeline.project.training_check import are_metrics_known, describe_mistake, find_metric_mistakes
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
@@ -124,12 +124,12 @@ def find_late_mistakes(
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
-    stage = stages_of(definition).get("save-model")
+    stage = resolve_stages(definition).get("save-model")
     if not params.load_data.test_fraction or stage is None:
         return
-    paths, values = dict(parse_paths(definition, "dvc.yaml")), read_variables(definition)
+    paths = dict(parse_paths(definition, "dvc.yaml"))
     needed = (("deps", "learner"), ("deps", "data"), ("outs", "test"))
-    if not all(str(paths.get(name)) in list_paths(stage, kind, values) for kind, name in needed):
+    if not all(str(paths.get(name)) in list_paths(stage, kind) for kind, name in needed):
         yield (
             "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
             "'test: artifacts/test/split' to vars.paths, '${paths.learner}' and '${paths.data}' to the deps "
@@ -220,10 +220,8 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
 
 def find_missing_data(params: Params) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
-    definition = read_definition()
-    values = read_variables(definition)
-    stages = stages_of(definition).values()
-    outputs = [Path(path) for stage in stages for path in list_paths(stage, "outs", values)]
+    stages = resolve_stages(read_definition()).values()
+    outputs = [Path(path) for stage in stages for path in list_paths(stage, "outs")]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(path)}"
         for key, named in _paths(params, "")

@@ -33,9 +33,9 @@ from pipeline.project.imports import (
 from pipeline.project.params import Params
 from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
-from pipeline.project.snapshot import interpolate, list_paths, read_variables
+from pipeline.project.snapshot import list_paths, resolve_stages
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import add_deps, read_definition, stages_of
+from pipeline.project.yaml_files import add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder
 from stages.runs.layout import MISSING_DEPS
@@ -111,15 +111,13 @@ class Declared:
 
 
 def _read_declared() -> dict[str, Declared]:
-    definition = read_definition()
-    values = read_variables(definition)
     return {
         name: Declared(
-            str(interpolate(stage.get("cmd"), values)),
-            [_normalize(path) for path in list_paths(stage, "deps", values)],
-            [_normalize(path) for path in list_paths(stage, "outs", values)],
+            str(stage.get("cmd")),
+            [_normalize(path) for path in list_paths(stage, "deps")],
+            [_normalize(path) for path in list_paths(stage, "outs")],
         )
-        for name, stage in stages_of(definition).items()
+        for name, stage in resolve_stages(read_definition()).items()
     }
 
 

@@ -57,12 +57,15 @@ class Snapshot:
 
 def take_snapshot(stage: str) -> Snapshot:
     """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
-    content = read_definition()
-    entry = stages_of(content).get(stage) or {}
-    values = read_variables(content)
-    params = dict(_params(interpolate(entry.get("params") or [], values)))
-    deps = list_paths(entry, "deps", values)
+    entry = resolve_stages(read_definition()).get(stage) or {}
+    params = dict(_params(entry.get("params") or []))
+    deps = list_paths(entry, "deps")
     return Snapshot(stage, params, _files(deps), tuple(deps))
+
+
+def resolve_stages(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages of a dvc.yaml with the content *definition*, with the values for ``${…}``."""
+    return dict(interpolate(stages_of(definition), read_variables(definition)))
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,9 +137,9 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
                 yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
 
 
-def list_paths(stage: Mapping[str, Any], kind: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a *stage* of dvc.yaml, its ``deps`` or its ``outs``, with *values* for ``${…}``."""
-    return list(map(path_of, interpolate(stage.get(kind) or [], values)))
+def list_paths(stage: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the paths of a *stage* that `resolve_stages` returns, its ``deps`` or its ``outs``."""
+    return list(map(path_of, stage.get(kind) or []))
 
 
 def path_of(entry: Any) -> str:
