@@ -40,6 +40,6 @@ class ScheduleState:
     """The state of a schedule: a number, or the states of the parts of a composed one, or both."""
 
     kind: str
-    """A key of `FIELDS`, or ``Constant`` or ``Composed``, which have no number."""
+    """A key of `FIELDS`, or ``Constant``, ``Composed`` or ``Groups``, which have no number."""
     number: int | float | None = None
     parts: tuple["ScheduleState", ...] = ()

@@ -65,6 +65,7 @@ from stages.optim import (
     as_scheduler,
     build_model_optimizer,
     freeze_parameters,
+    schedule_groups,
 )
 from stages.optim.schedules import Rule
 from stages.records import (
@@ -125,6 +126,7 @@ def assemble(
         _prepare_batch_norms(options, model, group, device)
     whole = list(model.parameters())
     model = _place_model(options, model, compilers, device, group if is_sharded else None)
+    groups = optimizer if isinstance(optimizer, GroupedOptimizer) else None
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_model_optimizer(optimizer, model)
@@ -134,7 +136,10 @@ def assemble(
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
-    scheduler = _build_scheduler(options, optimizer, lr)
+    scheduler = as_scheduler(optimizer, lr)
+    if groups is not None:
+        scheduler = schedule_groups(groups, model, optimizer, scheduler)
+    _prepare_scheduler(options, scheduler, checks_metrics=not isinstance(lr, ScheduleUse))
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     model_state.is_sharded = is_sharded
     if options.averaging is not None:
@@ -179,18 +184,12 @@ def _place_model(
     return model
 
 
-def _build_scheduler(
-    options: LearnerOptions,
-    optimizer: torch.optim.Optimizer,
-    lr: LearningRate,
-) -> LrScheduler:
-    """Return the schedule of *lr*. Raises `BuilderError` if it follows a metric that is not registered."""
-    scheduler = as_scheduler(optimizer, lr)
+def _prepare_scheduler(options: LearnerOptions, scheduler: LrScheduler, *, checks_metrics: bool) -> None:
+    """Have *scheduler* follow the options. Raises `BuilderError` if its metric is not registered."""
     if isinstance(scheduler, Scheduler):
         scheduler.follow(options.burn_version or "0.21", accumulates=options.accumulation.batches > 1)
-    if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
+    if any(options.metrics.values()) or checks_metrics:  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
-    return scheduler
 
 
 def _check_optimizer(

@@ -39,7 +39,9 @@ from .optimizers import learning_rate_of as learning_rate_of
 from .parameter_groups import GroupedOptimizer as GroupedOptimizer
 from .parameter_groups import build_model_optimizer as build_model_optimizer
 from .parameter_groups import freeze_parameters as freeze_parameters
+from .parameter_groups import schedule_groups as schedule_groups
 from .run_length import RunLength as RunLength
+from .scheduler import GroupScheduler as GroupScheduler
 from .scheduler import LrScheduler as LrScheduler
 from .scheduler import Scheduler as Scheduler
 from .scheduler import TorchScheduler as TorchScheduler

@@ -162,8 +162,10 @@ class MuonOfBurn(torch.optim.Muon):
 
     def __init__(self, params: Any, *, dampening: float = 0.0, **options: Any) -> None:
         super().__init__(params, **options)
-        for group in self.param_groups:
-            group.setdefault("dampening", dampening)
+        values = [group.pop("dampening", dampening) for group in self.param_groups]
+        for group, value in zip(self.param_groups, values, strict=True):
+            if any(values):
+                group["dampening"] = value
 
     def _init_group(self, group: Any, params: Any, grads: Any, buffers: Any) -> bool:
         old = {id(parameter) for parameter in group["params"] if self.state.get(parameter)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.contracts.burn import FIELDS
 from stages.contracts.errors import RecordError
-from stages.optim.scheduler import Scheduler
+from stages.optim.scheduler import GroupScheduler, Scheduler
 from stages.optim.schedules import (
     Composed,
     Constant,
@@ -30,6 +30,9 @@ def load_burn_schedule(scheduler: Any, record: Any) -> None:
     Raises `RecordError` if Burn has no such schedule, or if the record is that of another one; *scheduler* is
     then unchanged.
     """
+    if isinstance(scheduler, GroupScheduler) and isinstance(record, list):
+        for number, own in enumerate(scheduler.own, start=1):
+            load_burn_schedule(own, [_find(record, number)])
     rule = scheduler.schedule if isinstance(scheduler, Scheduler) else None
     if not isinstance(rule, Rule) or rule.per != "batch" or rule.warmup or rule.spans:
         raise RecordError(f"Burn has no such schedule: {type(rule or scheduler).__name__}")

@@ -22,6 +22,7 @@ from stages.contracts.errors import ParamsError, closest
 from stages.contracts.fields import Coefficients, Count, Decay, Flag, NonNegative, Patterns, Positive, integer
 from stages.contracts.plugins import name_validator
 from stages.contracts.validation import describe_errors
+from stages.optim.schedules import OurSchedule
 
 OUR_KINDS = ("adam", "adamw", "sgd", "rmsprop", "adagrad", "adan", "lion", "lamb", "muon", "lbfgs")
 """The optimizers with Burn's formulas and defaults."""
@@ -325,8 +326,8 @@ NOT_PER_GROUP = ("kind", "clipping", "others")
 class ParameterGroup(BaseModel):
     """Options of the optimizer, or another optimizer, for the parameters that a pattern matches.
 
-    Every key except ``match`` and ``optimizer`` is an option of the optimizer, such as ``learning_rate`` or
-    ``weight_decay``.
+    Every key except ``match``, ``optimizer`` and ``schedule`` is an option of the optimizer, such as
+    ``learning_rate`` or ``weight_decay``.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -341,6 +342,10 @@ class ParameterGroup(BaseModel):
 
     optimizer: OptimizerConfig | None = Field(default=None, exclude_if=not_)
     """The optimizer of the group, which then has no options besides; null: that of the other parameters."""
+
+    schedule: OurSchedule | None = Field(default=None, exclude_if=not_)
+    """The schedule of the group, which starts at its learning rate; null: that of the other parameters,
+    scaled to that rate."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from stages.optim.config import (
     check_groups,
 )
 from stages.optim.optimizers import JoinedOptimizer, build_from_parts, build_optimizer
+from stages.optim.scheduler import GroupScheduler, LrScheduler, Scheduler
 
 MAX_LISTED_NAMES = 8
 NORM = r"Norm(\dd)?$"
@@ -38,7 +39,8 @@ class GroupedOptimizer:
 
     A parameter belongs to the first group that matches one of its names; all others have the options of the
     config. A group may have an optimizer of its own, as in ``ParameterGroup(match="fc", optimizer=Muon())``.
-    A schedule changes the learning rate of a group in proportion to that of the config.
+    A schedule changes the learning rate of a group in proportion to that of the config, unless the group has
+    one too.
     """
 
     config: OptimizerConfig
@@ -68,11 +70,35 @@ def build_model_optimizer(
     if not isinstance(config, GroupedOptimizer):
         return _use_burn_axes(build_optimizer(config, model.parameters()), model)
     check_groups(config.config, config.groups)
-    frozen = freeze_parameters(model, config.freeze)
-    trained = [
-        parameter for parameter in _index_parameters(model).values() if id(parameter.tensor) not in frozen
-    ]
-    return _use_burn_axes(build_from_parts(_split(config, trained, model)), model)
+    return _use_burn_axes(build_from_parts(_split(config, model)), model)
+
+
+def schedule_groups(
+    config: GroupedOptimizer, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LrScheduler
+) -> LrScheduler:
+    """Return *scheduler* with the schedules of the groups of *config*, if there are any, for *optimizer*.
+
+    Raises `BuilderError` if groups have schedules and *scheduler* is of PyTorch or a user.
+    """
+    if not any(group.schedule for group in config.groups):
+        return scheduler
+    if not isinstance(scheduler, Scheduler):
+        raise BuilderError(
+            f"a group has a schedule, but that of the other parameters is a {type(scheduler).__name__}. Use "
+            "schedules of stages.optim for all of them"
+        )
+    numbers = {
+        id(tensor): number for number, (_, tensors) in enumerate(_split(config, model)) for tensor in tensors
+    }
+    own: dict[int, Scheduler] = {}
+    sources = []
+    for group in optimizer.param_groups:
+        number = numbers[id(group["params"][0])] if group["params"] else 0
+        rule = config.groups[number - 1].schedule if number else None
+        if rule is not None:
+            own.setdefault(number, Scheduler(float(group["lr"]), rule))
+        sources.append(own.get(number, scheduler))
+    return GroupScheduler(optimizer, scheduler, sources)
 
 
 def _use_burn_axes(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
@@ -133,11 +159,11 @@ def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
     return {key: _Named(tensors[key], tuple(of_tensor), key in of_norms) for key, of_tensor in names.items()}
 
 
-def _split(
-    config: GroupedOptimizer, trained: Sequence[_Named], model: nn.Module
-) -> list[tuple[OptimizerConfig, list[Tensor]]]:
+def _split(config: GroupedOptimizer, model: nn.Module) -> list[tuple[OptimizerConfig, list[Tensor]]]:
     """Return the parameters without a group, then those of each group, with their options."""
     every = _index_parameters(model).values()
+    frozen = freeze_parameters(model, config.freeze)
+    trained = [parameter for parameter in every if id(parameter.tensor) not in frozen]
     members: list[list[Tensor]] = [[] for _ in config.groups]
     rest: list[Tensor] = []
     for parameter in trained:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from stages.contracts import plugins
-from stages.contracts.burn import Version
+from stages.contracts.burn import ScheduleState, Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
 from stages.contracts.plugins import call_class, check_class_arguments, read_signature
@@ -175,6 +175,78 @@ class Scheduler:
                 "Use a checkpoint of this version"
             )
         self.iteration, self._steps = state["iteration"], state.get("steps")
+
+
+class GroupScheduler(Scheduler):
+    """A scheduler, and those of groups of parameters of *optimizer* that have one of their own.
+
+    *sources* has the scheduler of each group: *base*, or another one. Of several groups with one scheduler,
+    those after the first keep the ratio of their rates to its rate. Burn's ``ModuleLrScheduler``.
+    """
+
+    drives_groups = True
+    """The scheduler sets the rates of the groups."""
+
+    def __init__(self, optimizer: Optimizer, base: Scheduler, sources: Sequence[Scheduler]) -> None:
+        super().__init__(base.initial, base.schedule)
+        self.own = [source for source in dict.fromkeys(sources) if source is not base]
+        """The schedulers of groups, in the order of their groups."""
+        self._optimizer = optimizer
+        self._sources = [self if source is base else source for source in sources]
+        first = {id(self): float(optimizer.param_groups[0]["lr"])}
+        self._ratios = []
+        for source, group in zip(self._sources, optimizer.param_groups, strict=True):
+            rate = float(group["lr"])
+            self._ratios.append(rate / first.setdefault(id(source), rate))
+
+    def follow(self, version: Version, *, accumulates: bool) -> None:
+        """Follow a *version* of Burn with each scheduler."""
+        super().follow(version, accumulates=accumulates)
+        for scheduler in self.own:
+            scheduler.follow(version, accumulates=accumulates)
+
+    def set_length(self, length: RunLength) -> None:
+        """Set the length of the run for each scheduler."""
+        super().set_length(length)
+        for scheduler in self.own:
+            scheduler.set_length(length)
+
+    def step(self) -> float:
+        """Return the rate of the first group for the current batch, and set those of all groups."""
+        rates = {id(self): super().step()} | {id(scheduler): scheduler.step() for scheduler in self.own}
+        parts = zip(self._optimizer.param_groups, self._sources, self._ratios, strict=True)
+        for group, source, ratio in parts:
+            group["lr"] = rates[id(source)] * ratio
+        return rates[id(self)]
+
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Advance each scheduler whose iteration is an epoch."""
+        super().end_epoch(metric)
+        for scheduler in self.own:
+            scheduler.end_epoch(metric)
+
+    def burn_state(self) -> Any:
+        """Return the state that Burn 0.22 would save; 0.21 has no schedules of groups."""
+        states = [super().burn_state(), *(scheduler.burn_state() for scheduler in self.own)]
+        if all(isinstance(state, ScheduleState) for state in states):
+            return ScheduleState("Groups", parts=tuple(states))
+        return self.iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each scheduler."""
+        return {**super().state_dict(), "groups": [scheduler.state_dict() for scheduler in self.own]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from *state*. Raises `CheckpointError` if it is one of other groups."""
+        super().load_state_dict(state)
+        groups = state.get("groups", [])
+        if len(groups) != len(self.own):
+            raise CheckpointError(
+                f"the checkpoint has schedules of {len(groups)} groups, and the run of {len(self.own)}. Use "
+                "the groups of the checkpoint"
+            )
+        for scheduler, saved in zip(self.own, groups, strict=True):
+            scheduler.load_state_dict(saved)
 
 
 def check_rate(rate: float) -> None:

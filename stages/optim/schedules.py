@@ -406,6 +406,11 @@ def parse_monitor(monitor: str | None) -> tuple[Split, str]:
     return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
 
 
+OurSchedule = Annotated[
+    Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential,
+    Field(discriminator="kind"),
+]
+"""A schedule with Burn's formula."""
 ScheduleConfig = Annotated[
     Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential | ScheduleUse,
     select_by_kind(OUR_KINDS),

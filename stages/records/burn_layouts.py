@@ -46,7 +46,7 @@ def to_021(item: Tree) -> Tree:
 def to_022(item: Tree) -> tuple[Tree, dict[str, str]]:
     """Return *item* in the layout of 0.22, and the texts of its metadata."""
     if isinstance(item, ScheduleState):
-        return {"0": _fields_022(item)}, {}
+        return _fields_022(item if item.kind == "Groups" else ScheduleState("Groups", parts=(item,))), {}
     if isinstance(item, Map) and all(isinstance(state, ParameterState) for state in item.values()):
         numbers = {key: str(decode_param_id(key)) for key in item}
         entries = {numbers[key]: _entry(key, state.value) for key, state in item.items()}
@@ -76,6 +76,8 @@ def from_022(record: Record, name: str) -> Tree:
 def _number_021(state: ScheduleState) -> Tree:
     """Return what 0.21 saves of *state*; a sequential one, which it lacks, is a map of its parts."""
     parts = [_number_021(part) for part in state.parts]
+    if state.kind == "Groups":
+        return parts[0]
     if state.kind == "Sequential":
         return {"step": state.number, **{str(index): part for index, part in enumerate(parts)}}
     if state.kind == "Composed":

@@ -16,14 +16,18 @@ from stages.optim import (
     Cosine,
     GroupedOptimizer,
     Lbfgs,
+    Linear,
     Muon,
     OptimizerUse,
     ParameterGroup,
     RmsProp,
     Scheduler,
     Sgd,
+    TorchScheduler,
     build_model_optimizer,
     check_groups,
+    load_burn_schedule,
+    schedule_groups,
 )
 from stages.optim.burn_optimizers import MuonOfBurn
 from stages.params.build_learner_params import BuildLearnerConfig
@@ -137,6 +141,45 @@ def test_run_with_several_optimizers_resumes_and_writes_the_fields_of_each(start
     kinds = {name: {*state["momentum"]} for name, state in states_by_path(path).items()}
     assert kinds["3.weight"] == kinds["1.gamma"] == {"velocity"}
     assert kinds["0.weight"] == {"time", "moment_1", "moment_2"}
+
+
+SCHEDULED = GroupedOptimizer(
+    AdamW(learning_rate=0.01),
+    (
+        ParameterGroup(match=r"^3\.", learning_rate=0.02, schedule=Linear(final=0.001, num_iters=10)),
+        ParameterGroup(match="bias", learning_rate=0.005),
+    ),
+)
+
+
+def test_group_with_a_schedule_has_its_rates_and_resumes(start, tiny, tmp_path):
+    whole = run(start, tiny, SCHEDULED, tmp_path / "uninterrupted")
+    run(start, tiny, SCHEDULED, tmp_path / "resumed", stop_after=8)
+    resumed = run(start, tiny, SCHEDULED, tmp_path / "resumed")
+
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
+    own, base = Scheduler(0.02, SCHEDULED.groups[0].schedule), Scheduler(0.01, Cosine(num_iters=20))
+    rates = [(base.step(), own.step()) for _ in range(12)][-1]
+    for learner in (whole, resumed):
+        state = learner.components.state.model
+        assert [group["lr"] for group in state.optimizer.param_groups] == [rates[0], rates[1], rates[0] / 2]
+        path = BurnpackRecorder().record(state.scheduler.burn_state(), tmp_path / "scheduler")
+        assert read_item(path) == [{"current_iter": 11}, {"remaining_iters": 0}]
+
+    fresh = resumed.components.state.model
+    again = schedule_groups(SCHEDULED, fresh.model, fresh.optimizer, Scheduler(0.01, Cosine(num_iters=20)))
+    load_burn_schedule(again, read_item(path))
+    assert (again.iteration, again.own[0].iteration) == (12, 11)
+
+
+def test_group_with_a_schedule_needs_one_of_this_project(tmp_path):
+    model = net()
+    optimizer = build_model_optimizer(SCHEDULED, model)
+
+    with pytest.raises(BuilderError, match=r"that of the other parameters is a TorchScheduler\. Use sched"):
+        schedule_groups(
+            SCHEDULED, model, optimizer, TorchScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        )
 
 
 @pytest.mark.parametrize(

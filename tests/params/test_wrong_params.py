@@ -409,7 +409,7 @@ PARTS = [
     (
         "build_learner.parameter_groups.0",
         {"match": "x"},
-        {"match": "one or more patterns", "optimizer": "part or null"},
+        {"match": "one or more patterns", "optimizer": "part or null", "schedule": "part or null"},
     ),
     ("build_learner.schedule", {"kind": "reduce_on_plateau"}, {"monitor": "text or null"}),
     ("build_learner.schedule", {"kind": "one_cycle", "per": "batch"}, {"per": "choice or null"}),
