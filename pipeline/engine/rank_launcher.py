@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -214,26 +214,35 @@ class _Ranks:
 
 @contextmanager
 def _copy_text(log: Path, output: TextIO | None) -> Iterator[None]:
-    """Copy the text that is written to *log* in the block to *output*, if any, in a thread of its own."""
+    """Copy the text that is written to *log* in the block to *output*, if any."""
     if output is None:
         yield
         return
     log.touch()
+    with (
+        log.open(encoding="utf-8", errors="replace") as text,
+        _repeat(lambda: output.write(text.read()), COPY_SECONDS),
+    ):
+        yield
+
+
+@contextmanager
+def _repeat(call: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Make *call* every *seconds*, in a thread of its own, while the block runs, and once after it."""
     has_ended = threading.Event()
 
-    def copy() -> None:
-        with log.open(encoding="utf-8", errors="replace") as text:
-            while not has_ended.wait(COPY_SECONDS):
-                output.write(text.read())
-            output.write(text.read())
+    def repeat() -> None:
+        while not has_ended.wait(seconds):
+            call()
 
-    thread = threading.Thread(target=copy, name="output of rank 0", daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
         has_ended.set()
         thread.join()
+        call()
 
 
 def needs_launch(config: FitConfig) -> bool:
@@ -285,21 +294,12 @@ def display_run(
     progress. If no process trains in the block, the renderer is not called.
     """
     display = _Display(store, renderer, progress)
-    has_ended = threading.Event()
-
-    def follow() -> None:
-        while not has_ended.wait(interval_seconds):
-            display.update()
-
-    thread = threading.Thread(target=follow, name="display", daemon=True)
-    thread.start()
     is_complete = False
     try:
-        yield
+        with _repeat(display.update, interval_seconds):
+            yield
         is_complete = True
     finally:
-        has_ended.set()
-        thread.join()
         display.close(is_complete=is_complete)
 
 
@@ -331,8 +331,7 @@ class _Display:
         self._renderer.step(progress)
 
     def close(self, *, is_complete: bool) -> None:
-        """Show the last heartbeat, and the end of its epoch if the run *is_complete*; close the renderer."""
-        self.update()
+        """Show the end of the last epoch if the run *is_complete*, and close the renderer."""
         if self._shown_epochs is None:
             return
         if is_complete:
