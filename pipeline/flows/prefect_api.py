@@ -126,13 +126,13 @@ def require_api(alternative: str = "") -> None:
         raise StageError(f"{_unreachable(problem)}. {advice.rstrip(',')}")
 
 
-def probe() -> str | None:
-    """Return why the configured API is unreachable; None if it responds.
+def probe(url: str | None = None) -> str | None:
+    """Return why the API at *url*, by default the configured one, is unreachable; None if it responds.
 
     A refused login or certificate counts as a response, because Prefect has its own settings for both.
     """
     problems: list[str | None] = []
-    thread = threading.Thread(target=lambda: problems.append(_probe()), daemon=True)
+    thread = threading.Thread(target=lambda: problems.append(_probe(url or read_setting(URL))), daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)  # the lookup of a name has no time limit of its own
     return problems[0] if problems else f"no response within {PROBE_SECONDS:g} s"
@@ -156,12 +156,14 @@ def is_on_loopback() -> bool:
         return host == "localhost"
 
 
-def request(path: str, timeout_seconds: float, *, headers: Mapping[str, str] | None = None) -> bytes:
+def request(
+    path: str, timeout_seconds: float, *, headers: Mapping[str, str] | None = None, url: str | None = None
+) -> bytes:
     """Return the first 64 KiB of what the API responds below *path*, by default with the login in *headers*.
 
     Raises `OSError` and `ValueError`.
     """
-    url = read_setting(URL).rstrip("/")
+    url = (url or read_setting(URL)).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ValueError("it must begin with http:// or https://")
     query = urllib.request.Request(f"{url}/{path}", headers=_headers() if headers is None else dict(headers))  # noqa: S310  checked above
@@ -181,12 +183,12 @@ def _headers() -> dict[str, str]:
     return headers
 
 
-def _probe() -> str | None:
+def _probe(url: str) -> str | None:
     try:
-        content = request("health", PROBE_SECONDS)
+        content = request("health", PROBE_SECONDS, url=url)
     except urllib.error.HTTPError as error:
         is_refusal = error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in read_setting(URL)
+        is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in url
         return None if is_refusal or is_cloud else f"HTTP {error.code} from {error.url}"
     except TimeoutError:
         return f"no response within {PROBE_SECONDS:g} s"

@@ -8,12 +8,8 @@ import math
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
-from http.client import HTTPException
 from typing import NoReturn, TypeGuard
 
 import httpx
@@ -25,6 +21,7 @@ from prefect.settings import (
 )
 
 from pipeline.flows.artifacts import API_ERRORS
+from pipeline.flows.prefect_api import probe
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error
@@ -35,7 +32,6 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 25.0
 """Default time without a response after which a run ends without a report."""
-PROBE_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 RETRIED_CODES = "500,504"
 """Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
@@ -170,14 +166,7 @@ def exit_with_outage() -> NoReturn:
 
 
 def _is_responding() -> bool:
-    url = f"{PREFECT_API_URL.value()}/health"
-    try:
-        with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as response:  # noqa: S310  the user's own
-            return not response.read().startswith(b"<")  # a page of a proxy
-    except urllib.error.HTTPError as error:
-        return error.code < HTTPStatus.INTERNAL_SERVER_ERROR
-    except (OSError, ValueError, HTTPException):
-        return False
+    return probe(str(PREFECT_API_URL.value())) is None
 
 
 def describe_url() -> str:
