@@ -20,7 +20,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TextIO
 
-from pipeline.engine.error_reports import read_report
+from pipeline.engine.error_reports import REPORT_VARIABLE, read_report
 from pipeline.engine.rank_process import (
     RankExit,
     build_failure,
@@ -43,6 +43,8 @@ from stages.system.processes import ProcessIdentity, block_signals, module_comma
 
 log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables with the interface on which the ranks listen for each other."""
 GRACE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL for the other ranks after one has failed; most hang in a collective."""
 LOST_SECONDS = 3.0
@@ -102,13 +104,9 @@ def _run_group(
     for path in (*folder.glob("*.log"), *folder.glob("*.error.json")):  # of the previous ranks
         path.unlink()
     output = None if sys.stdout is sys.__stdout__ else sys.stdout  # child processes do not inherit the latter
-    first = "1" if output is None else "0"
-    start = module_command(
-        "pipeline.engine.rank_process", str(os.getpid()), str(folder.absolute()), first, *command
-    )
     with _copy_text(log_of(folder, 0), output):
-        ranks = _Ranks(start, len(devices), folder)
-        ranks.run(interrupter)
+        ranks = _Ranks(folder.absolute())
+        ranks.run(command, len(devices), interrupter, is_copied=output is not None)
     if failed := find_failure(ranks.exits):
         raise build_failure(failed, devices[failed.rank], folder)
     if stopped := find_stop(ranks.exits):
@@ -136,21 +134,35 @@ class _Ranks:
     ranks as soon as one exits with a code other than 0, and kills them 30 s later.
     """
 
-    def __init__(self, command: Sequence[str], count: int, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.exits: list[RankExit] = []
         """The exits of the ranks, in their order."""
-        self._command, self._count, self._folder = command, count, folder
+        self._folder = folder
         self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         """By file descriptor: rank and process."""
         self._sent: set[int] = set()
         self._deadline: float | None = None
 
-    def run(self, interrupter: Interrupter) -> None:
-        """Run the ranks until all have exited; a stop is sent to them once. An exception kills them."""
+    def run(self, command: Sequence[str], count: int, interrupter: Interrupter, *, is_copied: bool) -> None:
+        """Run *command* in *count* ranks until all have exited; rank 0 writes to a log if that *is_copied*.
+
+        A stop is sent to them once, and an exception kills them.
+        """
         store = open_local_store()
+        variables = {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as in torchrun, unless it is set
+            **dict.fromkeys(INTERFACE_VARIABLES, "lo"),  # all ranks are on this host
+            **os.environ,
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 opens no store of its own
+        }
         interrupter.should_stop()  # the first call: from now on a signal only sets the flag
         try:
-            self._start(store.port)
+            for rank in range(count):
+                self._start(command, rank, variables, has_log=rank > 0 or is_copied)
             while self._running:
                 self._record_exits()
                 self._send_signals(is_stopped=interrupter.should_stop())
@@ -163,23 +175,31 @@ class _Ranks:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(KILL_SECONDS)
 
-    def _start(self, port: int) -> None:
-        variables = {
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as in torchrun, unless it is set
-            **os.environ,
-            "WORLD_SIZE": str(self._count),
-            "LOCAL_WORLD_SIZE": str(self._count),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 opens no store of its own
-        }
-        for rank in range(self._count):
-            numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with block_signals(SIGTERM):  # the ranks inherit it: see `accept_termination`
-                process = subprocess.Popen(  # noqa: S603  no shell
-                    self._command, env=variables | numbers, start_new_session=True
-                )
-            self._running[os.pidfd_open(process.pid)] = rank, process
+    def _start(
+        self, command: Sequence[str], rank: int, variables: Mapping[str, str], *, has_log: bool
+    ) -> None:
+        """Start the process of *rank*, which writes to its log if it *has_log*; rank 0 prints its errors."""
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        report = {REPORT_VARIABLE: str(report_of(self._folder, rank))}
+        with ExitStack() as stack:
+            streams: dict[str, Any] = {}
+            if has_log:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+                log_file = os.open(log_of(self._folder, rank), flags, 0o644)
+                stack.callback(os.close, log_file)
+                streams = {
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": log_file,
+                    "stderr": log_file if rank else None,
+                }
+            stack.enter_context(block_signals(SIGTERM))  # the rank inherits it: see `accept_termination`
+            process = subprocess.Popen(  # noqa: S603  no shell
+                module_command("pipeline.engine.rank_process", str(os.getpid()), *command),
+                env={**variables, **numbers, **report},
+                start_new_session=True,
+                **streams,
+            )
+        self._running[os.pidfd_open(process.pid)] = rank, process
 
     def _record_exits(self) -> None:
         """Record the ranks that have exited, after a short wait if all run."""

@@ -1,8 +1,7 @@
 """The process of a rank: its start, and what its exit means for the run.
 
-``python -m pipeline.engine.rank_process PARENT LOG_FOLDER FIRST COMMAND...`` prepares what a process
-inherits when it executes another program, and executes *COMMAND*. The ranks from *FIRST* on, 0 or 1, write to
-log files.
+``python -m pipeline.engine.rank_process PARENT COMMAND...`` has the kernel kill this process when *PARENT*
+ends, which stays so when a process executes another program, and executes *COMMAND*.
 """
 
 import os
@@ -18,8 +17,6 @@ from pipeline.engine.error_reports import ERROR_PREFIX, REPORT_VARIABLE, ErrorRe
 from pipeline.engine.signals import request_parent_death_signal
 from stages.contracts.errors import RankLostError, RunInterruptedError, StageError
 
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Environment variables with the interface on which the ranks listen for each other."""
 STOPPED = {128 + number: number for number in (SIGTERM, SIGINT, SIGHUP)}
 """The signal for each exit code of a rank that was stopped and has saved its state."""
 DEFAULT_MESSAGE = "the ranks were stopped. Run the same command again to resume"
@@ -27,16 +24,11 @@ MAX_LOG_LINES = 20
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Prepare this process for its rank, and execute the command in *arguments*."""
-    parent, folder, first, *command = int(arguments[0]), Path(arguments[1]), int(arguments[2]), *arguments[3:]
-    _exit_with(parent)
-    rank = int(os.environ["RANK"])
-    os.environ[REPORT_VARIABLE] = str(report_of(folder, rank))
-    for variable in INTERFACE_VARIABLES:
-        os.environ.setdefault(variable, "lo")  # all ranks are on this host
-    if rank >= first:
-        _write_to(log_of(folder, rank), *([1] if rank == 0 else [1, 2]))
-    os.execvp(command[0], command)  # noqa: S606  no shell
+    """Execute the command in *arguments*, after the process that starts this one, which ends with it."""
+    request_parent_death_signal(SIGKILL)  # when the thread of the parent ends that started this process
+    if os.getppid() != int(arguments[0]):  # it has ended already
+        os.kill(os.getpid(), SIGKILL)
+    os.execvp(arguments[1], list(arguments[1:]))  # noqa: S606  no shell
 
 
 def is_rank() -> bool:
@@ -67,24 +59,6 @@ def log_of(folder: Path, rank: int) -> Path:
 def report_of(folder: Path, rank: int) -> Path:
     """Return the file with the error of *rank*."""
     return folder / f"{rank}.error.json"
-
-
-def _exit_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of *parent* that started it ends."""
-    request_parent_death_signal(SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os.kill(os.getpid(), SIGKILL)
-
-
-def _write_to(log: Path, *descriptors: int) -> None:
-    """Let the *descriptors* write to *log*, and standard input read nothing."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    for descriptor in descriptors:
-        os.dup2(output, descriptor)
-    os.close(output)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 @dataclass(frozen=True)
