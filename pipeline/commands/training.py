@@ -295,10 +295,14 @@ def _artifacts(revision: str | None, model: Path) -> Iterator[Path]:
     paths = source.paths
     with TemporaryDirectory() as folder:
         target = Path(folder)
-        source.copy(paths["config"], target / CONFIG_FILE)
-        source.copy(paths["learner"] / SPEC_FILE, target / LEARNER_FOLDER / SPEC_FILE)
-        source.copy(paths["dataset"], target / EXPORTS_FOLDER / DATASET_FILE)
-        source.copy(paths["model"], target / paths["model"].name)
+        copies = {
+            paths["config"]: CONFIG_FILE,
+            paths["learner"] / SPEC_FILE: f"{LEARNER_FOLDER}/{SPEC_FILE}",
+            paths["dataset"]: f"{EXPORTS_FOLDER}/{DATASET_FILE}",
+            paths["model"]: paths["model"].name,
+        }
+        for path, name in copies.items():
+            source.copy(path, target / name)
         yield target / paths["model"].name
 
 

@@ -64,18 +64,22 @@ def list_tracked_files(folder: Path) -> dict[Path, bool]:
     """
     if find_top(folder) is None:
         return {}
-    listed = run_git(folder, "ls-files", "-z", "--stage")
-    entries = (line.partition("\t") for line in listed.split("\0") if line)
-    return {Path(name): entry.startswith(_LINK_MODE) for entry, _, name in entries}
+    return {path: entry.startswith(_LINK_MODE) for path, entry in _list_index(folder)}
 
 
 def list_submodules(folder: Path) -> dict[Path, str]:
     """Return path to commit of each submodule of the repository whose top-level folder is *folder*."""
     if not (folder / SUBMODULES_FILE).exists():
         return {}
-    listed = run_git(folder, "ls-files", "-z", "--stage").split("\0")
-    entries = (line.partition("\t") for line in listed if line.startswith(_SUBMODULE_MODE))
-    return {Path(path): entry.split()[1] for entry, _, path in entries}
+    entries = _list_index(folder)
+    return {path: entry.split()[1] for path, entry in entries if entry.startswith(_SUBMODULE_MODE)}
+
+
+def _list_index(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the path of each file in git's index, with its mode, its id and its stage."""
+    for line in run_git(folder, "ls-files", "-z", "--stage").split("\0")[:-1]:
+        entry, _, name = line.partition("\t")
+        yield Path(name), entry
 
 
 def list_changed_submodules(folder: Path) -> list[str]:
