@@ -105,25 +105,25 @@ def report_error(error: BaseException) -> int:
     """
     if isinstance(error, RunInterruptedError):
         return _report(str(error), error.exit_code)
+    code = 1
+    # of the system, or of the SQLite database of DVC
+    is_full = getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
     if isinstance(error, StageError):
-        print_full_traceback(error)
-        place = "" if isinstance(error, UserCodeError) else location(error)
-        return _report(f"error: {error}{place}", error.exit_code)
-    is_full = getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(
-        error
-    )  # SQLite of DVC
-    if isinstance(error, Exception) and is_full:
-        return _report(f"error: {error}. Free disk space and run the same command again to resume", 1)
-    if not is_user_error(error):
-        if not isinstance(error, Exception):
-            raise error
-        if isinstance(error, OSError) or type(error).__module__ == "sqlite3":
-            print_full_traceback(error)
-            return _report(f"error: {error}. {SYSTEM_REMEDY}\n{HINT}", 1)
+        message, code = str(error), error.exit_code
+        message += "" if isinstance(error, UserCodeError) else location(error)
+    elif isinstance(error, Exception) and is_full:
+        message = f"{error}. Free disk space and run the same command again to resume"
+    elif is_user_error(error):
+        message = describe_user_error(error)
+    elif not isinstance(error, Exception):
+        raise error
+    elif isinstance(error, OSError) or type(error).__module__ == "sqlite3":
+        message = f"{error}. {SYSTEM_REMEDY}\n{HINT}"
+    else:
         print_traceback(error)
         return 1
     print_full_traceback(error)
-    return _report(f"error: {describe_user_error(error)}", 1)
+    return _report(f"error: {message}", code)
 
 
 def _report(message: str, code: int) -> int:
