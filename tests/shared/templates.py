@@ -33,7 +33,7 @@ def fresh(folder, home):
 
 
 def short(folder, home):
-    """Return a fresh checkout in *folder* that trains for two epochs of twelve steps: 360 of the digits."""
+    """Return a fresh checkout in *folder* that trains a small model for two epochs of twelve steps."""
     return _copy("short", _make_short, folder, home)
 
 
@@ -82,7 +82,8 @@ def _make_short(folder, home):
     project = fresh(folder, home)
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.8")
-    project.ok("git", "commit", "-qam", "Train for two epochs of twelve steps")
+    project.edit("params.yaml", "kind: cnn\n", "kind: cnn\n    hidden_size: 32\n")
+    project.ok("git", "commit", "-qam", "Train a small model for two epochs of twelve steps")
 
 
 def _make_finished(folder, home):

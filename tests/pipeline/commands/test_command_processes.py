@@ -41,7 +41,7 @@ CASES = [
         "importing my_net:Net, as a run does; --no-import leaves this out\n",
         code=1,
         not_loaded=(*LIGHT, "my_net"),
-        edit=("kind: cnn\n    dropout: 0.5", "kind: my_net:Net"),
+        edit=("kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: my_net:Net"),
     ),
     Case("status", "create-artifact-dir .* up to date\n.*\nrun .*: finished, .*", not_loaded=LIGHT),
     Case("versions", "", "error: no stage in dvc.yaml has params in versions.yaml, .*\n", 2, LIGHT),

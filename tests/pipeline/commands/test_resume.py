@@ -136,7 +136,7 @@ def test_unknown_revision_is_an_error_with_exit_code_2(two_epochs):
 
 def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
     """Only build-learner detects that the weights do not fit a model of another size."""
-    model = ("-S", "build_learner.model.kind=mlp", "-S", "+build_learner.model.hidden_sizes=[3]")
+    model = ("-S", "build_learner.model.hidden_size=3")
     before = (finished.folder / "params.yaml").read_bytes()
 
     done = finished.call("resume", "HEAD", "--epoch", "1", *model)
