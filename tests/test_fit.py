@@ -300,7 +300,7 @@ def test_regression_has_an_empty_confusion_matrix(project):
     inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
     np.savez(project.folder / "line.npz", inputs=inputs, targets=2 * inputs)
     project.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: line.npz")
-    project.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: mlp_regressor")
+    project.use_model("mlp_regressor")
     project.edit("params.yaml", "[loss, accuracy]", "[loss]")
     project.add_deps()
 

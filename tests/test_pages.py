@@ -164,7 +164,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
             path.parent.mkdir(exist_ok=True)
             path.write_text(block)
     project.edit("params.yaml", "kind: digits\n    path: null", 'kind: "my_lab.sources:rings"')
-    project.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", 'kind: "my_lab.nets:Wide"\n    width: 128')
+    project.use_model("my_lab.nets:Wide", "width: 128")
 
     checked = project.learner("check")
     assert checked.code == 1

@@ -1,6 +1,7 @@
 """Projects in temporary folders, in which tests run commands as a user does."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,6 +157,14 @@ class Project:
         text = path.read_text()
         assert old in text, f"{old!r} is not in {name}"
         path.write_text(text.replace(old, new))
+
+    def use_model(self, kind, *arguments):
+        """Replace the model in params.yaml and its arguments by *kind* and lines of *arguments*."""
+        lines = "".join(f"    {line}\n" for line in (f'kind: "{kind}"', *arguments))
+        path = self.folder / "params.yaml"
+        text, count = re.subn(r"(?<=\n  model:\n)(    .*\n)+", lines, path.read_text())
+        assert count == 1, "params.yaml has no model in a block"
+        path.write_text(text)
 
     def add_deps(self):
         """Add the missing deps to dvc.yaml."""

@@ -422,8 +422,7 @@ COMMANDS = {"run": lambda project: project.call("run"), "repro": lambda project:
 @pytest.mark.parametrize("run", COMMANDS.values(), ids=COMMANDS)
 def test_commands_print_no_internals_for_a_batch_that_does_not_fit(run, finished):
     (finished.folder / "mine.py").write_text(MODULE_HEAD + NET.format("nn.Flatten(), nn.Linear(64, 2)"))
-    finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
-    finished.edit("params.yaml", "    hidden_size: 32\n    dropout: 0.5\n", "")
+    finished.use_model("mine:Net")
     finished.add_deps()
 
     failed = run(finished)
@@ -574,8 +573,7 @@ def read_fit_entry(project):
 @pytest.mark.parametrize("run", [lambda project: project.dvc("repro"), lambda project: project.call("run")])
 def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(run, finished):
     (finished.folder / "mine.py").write_text(EXITING_MODULE)
-    finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
-    finished.edit("params.yaml", "    hidden_size: 32\n    dropout: 0.5\n", "")
+    finished.use_model("mine:Net")
     finished.add_deps()
     before = finished.files("artifacts/model.mpk.gz", "artifacts/metrics.json", "artifacts/checkpoint")
     entry = read_fit_entry(finished)
@@ -592,8 +590,7 @@ def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(run, finished)
 @pytest.mark.long
 def test_recorded_flow_reports_a_mistake_once(finished, server):
     (finished.folder / "mine.py").write_text(FAILING_MODULE)
-    finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
-    finished.edit("params.yaml", "    hidden_size: 32\n    dropout: 0.5\n", "")
+    finished.use_model("mine:Net")
     finished.add_deps()
 
     failed = finished.call("run", PREFECT_API_URL=server)

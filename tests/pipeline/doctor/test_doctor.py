@@ -66,7 +66,7 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
     Path("notes").touch()
     with Path(".git/info/exclude").open("a") as ignored:
         ignored.write("mine.npz\n")
-    finished.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", 'kind: "nets:Net"')
+    finished.use_model("nets:Net")
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
     finished.dvc("remote", "add", "disk", str(tmp_path / "unmounted/store")).ok()
 

@@ -69,7 +69,7 @@ def edited(finished):
 @pytest.mark.long
 def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_path):
     (edited.folder / "waiting_model.py").write_text(MODEL)
-    edited.edit("params.yaml", "    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", '    kind: "waiting_model:Waiting"')
+    edited.use_model("waiting_model:Waiting")
     edited.add_deps()
     edited.ok("git", "add", "waiting_model.py")
     before = checkout(edited)
@@ -126,7 +126,7 @@ def take_model_from_a_submodule(finished, folder):
     finished.ok(
         "git", "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library.folder), "nets"
     )
-    finished.edit("params.yaml", "    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", '    kind: "nets.net:Net"')
+    finished.use_model("nets.net:Net")
     finished.edit("dvc.yaml", "      - stages/models\n", "      - stages/models\n      - nets\n")
     finished.ok("git", "commit", "-qam", "A model in a submodule")
     return finished

@@ -177,7 +177,7 @@ def _holdable(_finished, tmp_path_factory):
     (made.folder / "holding.py").write_text(MODEL)
     (made.folder / "held.py").write_text(HELD)
     (made.folder / "release").touch()
-    made.edit("params.yaml", "    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", '    kind: "holding:Holding"')
+    made.use_model("holding:Holding")
     made.add_deps()
     made.dvc("repro").ok()
     made.ok("git", "add", "-A")

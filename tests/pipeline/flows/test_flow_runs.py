@@ -75,7 +75,7 @@ def runs(tmp_path_factory, home, server):
     project = short(tmp_path_factory.mktemp("runs") / "project", home)
     (project.folder / "failing.py").write_text(MODEL)
     (project.folder / "run_twice.py").write_text(RUN_TWICE)
-    project.edit("params.yaml", "    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", '    kind: "failing:FailingOnce"')
+    project.use_model("failing:FailingOnce")
     project.add_deps()
     lines = project.fork("run_twice", PREFECT_API_URL=server).out.splitlines()
     return project, *(line.split() for line in lines[-2:])

@@ -108,7 +108,7 @@ def use_waiting_model(project):
     """Set the model that waits in *project* and return the project; git ignores the files that control it."""
     (project.folder / "waiting.py").write_text(MODEL)
     (project.folder / ".git/info/exclude").write_text("hold\nheld\nsignaled\n")
-    project.edit("params.yaml", "    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", '    kind: "waiting:Waiting"')
+    project.use_model("waiting:Waiting")
     project.add_deps()
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "A model that waits")

@@ -142,7 +142,7 @@ def test_wrong_combination_is_one_message(arguments, message, project):
 @pytest.mark.long
 def test_search_with_early_stopping_that_is_killed_is_resumed(project, sweep_in):
     """Of three trials, one continues after the first epoch; the next run of the command repeats none."""
-    project.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: mlp")
+    project.use_model("mlp")
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
     project.ok("git", "commit", "-qam", "Three epochs")
     space = ("-S", f"{RATE}=tag(log,interval(1e-4,1e-1))")
@@ -165,7 +165,7 @@ def test_search_that_is_killed_ends_with_the_same_trials(project, other_project,
     command = ("--search", "tpe", "--trials", "8", "--batch", "4", "--stop", "hyperband", "--seed", "3")
     space = ("-S", f"{RATE}=tag(log,interval(1e-4,1e-1))", "-S", "fit.batch_size=range(0,128,32)")
     for each in (project, other_project):
-        each.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: mlp")
+        each.use_model("mlp")
         each.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
         each.ok("git", "commit", "-qam", "Three epochs")
     killed = sweep_in(project, *command, *space, "-j", "2")

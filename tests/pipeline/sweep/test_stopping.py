@@ -102,7 +102,7 @@ def test_table_with_a_long_metric_is_at_most_80_columns_wide():
 def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_project, sweep_in):
     command = ("-j", "2", "--stop", "asha", "-S", f"{RATE}={RATES}")
     for each in (project, other_project):
-        each.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: mlp")
+        each.use_model("mlp")
         each.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
         each.ok("git", "commit", "-qam", "Nine epochs")
     killed = sweep_in(project, *command)

@@ -139,7 +139,7 @@ def test_unknown_metric_of_finished_points_is_reported_before_another_point_runs
 @pytest.mark.long
 def test_unknown_metric_stops_the_sweep_after_its_first_experiment(project, sweep_in):
     """The message has the reasons of points that failed before, and the table has the default metric."""
-    project.edit("params.yaml", "kind: cnn\n    hidden_size: 32\n    dropout: 0.5", "kind: mlp")
+    project.use_model("mlp")
     sweep = sweep_in(project, "-S", f"{RATE}=1e30,0.001,0.002", "--metric", "valid/Los")
 
     stopped = sweep.run()
@@ -273,7 +273,11 @@ def test_stale_git_index_is_refreshed_and_a_failure_of_git_is_reported(project):
 
 def test_params_that_dvc_cannot_write_back_are_rejected(project):
     """DVC drops the quotes of a string with a colon in a mapping in braces."""
-    project.edit("params.yaml", "\n    kind: cnn\n    hidden_size: 32\n    dropout: 0.5", ' {kind: "stages.models:Cnn"}')
+    project.edit(
+        "params.yaml",
+        "\n    kind: cnn\n    hidden_size: 32\n    dropout: 0.5",
+        ' {kind: "stages.models:Cnn"}',
+    )
 
     rejected = project.call("sweep", "--dry-run", "-S", "fit.batch_size=32,64")
 
