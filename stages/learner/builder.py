@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -105,10 +106,12 @@ class LearnerBuilder:
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to *train* and *valid* instead of ``<directory>/train`` and ``<directory>/valid``."""
+        _check_loggers(train, valid)
         return self._set(loggers={Split.TRAIN: [train], Split.VALID: [valid]})
 
     def add_metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to *train* and *valid* in addition to the other loggers, also metrics of the machine."""
+        _check_loggers(train, valid)
         before = self._options.additional_loggers
         added = {Split.TRAIN: train, Split.VALID: valid}
         return self._set(additional_loggers={split: (*before[split], added[split]) for split in Split})
@@ -119,6 +122,7 @@ class LearnerBuilder:
 
     def with_progress_logger(self, logger: Renderer) -> Self:
         """Report the progress to *logger* in addition to the renderer. Default: none."""
+        check_object(logger, "progress logger", *OBJECTS["renderer"])
         return self._set(progress_loggers=(*self._options.progress_loggers, logger))
 
     def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
@@ -130,8 +134,7 @@ class LearnerBuilder:
 
     def num_epochs(self, num_epochs: int) -> Self:
         """Train for *num_epochs* in total, including those before a resume. Default: 1."""
-        if num_epochs < 1:
-            raise BuilderError(f"num_epochs({num_epochs}): a run needs at least one epoch; pass 1 or more")
+        _check_count("num_epochs", num_epochs, least=1)
         return self._set(num_epochs=num_epochs)
 
     def devices(self, devices: Sequence[str | torch.device]) -> Self:
@@ -163,6 +166,8 @@ class LearnerBuilder:
 
     def num_threads(self, num_threads: int | None) -> Self:
         """Compute with *num_threads* threads on a CPU while the run trains. Default: torch's choice."""
+        if num_threads is not None:
+            _check_count("num_threads", num_threads, least=1)
         return self._set(compute=replace(self._options.compute, num_threads=num_threads))
 
     def strategy(self, strategy: Strategy) -> Self:
@@ -230,10 +235,7 @@ class LearnerBuilder:
         (``flush``, the default), dropped as in Burn 0.21 (``drop``, the default in a run that follows it), or
         continued in the next epoch (``carry``).
         """
-        if batches < 1:
-            raise BuilderError(
-                f"grads_accumulation({batches}): a step needs at least one batch; pass 1 or more"
-            )
+        _check_count("grads_accumulation", batches, least=1)
         return self._set(
             accumulation=Accumulation.model_validate(
                 {"batches": batches, "reduction": reduction}
@@ -346,8 +348,7 @@ class LearnerBuilder:
 
         A mistake in the validation is then reported at once. The run has the same numbers.
         """
-        if batches < 0:
-            raise BuilderError(f"sanity_check({batches}): pass 0 or a number of batches")
+        _check_count("sanity_check", batches, least=0)
         return self._set(sanity_check=batches)
 
     def limit_batches(self, train: int | None = None, valid: int | None = None) -> Self:
@@ -355,10 +356,11 @@ class LearnerBuilder:
 
         This is also the number of batches in an epoch of a loader that does not end.
         """
-        limits = {Split.TRAIN: train, Split.VALID: valid}
-        if wrong := [limit for limit in limits.values() if limit is not None and limit < 1]:
-            raise BuilderError(f"limit_batches: found {wrong[0]}. Pass a number of batches from 1")
-        return self._set(limit_batches={split: limit for split, limit in limits.items() if limit is not None})
+        values = {Split.TRAIN: train, Split.VALID: valid}
+        limits = {split: limit for split, limit in values.items() if limit is not None}
+        for limit in limits.values():
+            _check_count("limit_batches", limit, least=1)
+        return self._set(limit_batches=limits)
 
     def validate_every(self, epochs: int) -> Self:
         """Validate after each epoch whose number is a multiple of *epochs*. Default: 1.
@@ -366,8 +368,7 @@ class LearnerBuilder:
         The other epochs have no value of the valid split, and cannot be the best. Rules for early stopping
         and plateaus that read such a value apply after the epochs that have one.
         """
-        if epochs < 1:
-            raise BuilderError(f"validate_every({epochs}): pass a number of epochs from 1")
+        _check_count("validate_every", epochs, least=1)
         return self._set(validate_every=epochs)
 
     def seed(self, seed: int) -> Self:
@@ -438,3 +439,14 @@ class SupervisedTraining(LearnerBuilder):
         """
         self._assemble(learner).fit(*self._loaders)
         return learner
+
+
+def _check_count(option: str, value: int, *, least: int) -> None:
+    """Raise `BuilderError` unless *value* of *option* is an integer from *least*."""
+    if not isinstance(value, Integral) or value < least:
+        raise BuilderError(f"{option}({value!r}): pass an integer from {least}")
+
+
+def _check_loggers(*loggers: MetricLogger) -> None:
+    for logger in loggers:
+        check_object(logger, "metric logger", "InMemoryMetricLogger()", "log")

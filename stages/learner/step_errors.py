@@ -145,6 +145,8 @@ def _find_causes(failure: Failure, message: str) -> Iterator[str]:
 def _explain_label_form(outputs: Tensor, labels: Tensor) -> str:
     """Return what is wrong with the shape or the dtype of *labels*."""
     shapes = f"the labels have the shape {tuple(labels.shape)}, and the outputs {tuple(outputs.shape)}"
+    if outputs.ndim == 1 and labels.ndim:
+        return f"{shapes}; the loss takes a row of outputs per label. Keep the dimension of the classes"
     if labels.shape == outputs.shape:
         return (
             f"{shapes}: convert probabilities with .float(), or pass the classes, as .argmax(1) returns them"

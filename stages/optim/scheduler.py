@@ -448,9 +448,9 @@ def as_scheduler(
         return Scheduler(float(optimizer.param_groups[0]["lr"]), lr)
     if isinstance(lr, float | Real):
         return Scheduler(float(lr))
-    if not callable(getattr(lr, "step", None)):
+    if isinstance(lr, type) or not callable(getattr(lr, "step", None)):
         raise BuilderError(
-            f"the learning rate {lr!r} is a {type(lr).__name__}. Pass a number, a scheduler of stages.optim "
+            f"the learning rate cannot be {lr!r}. Pass a number, a scheduler of stages.optim "
             "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
             "optimizer's own rate"
         )

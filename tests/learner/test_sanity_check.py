@@ -70,5 +70,5 @@ def test_param_is_not_part_of_the_key():
 
 
 def test_negative_number_is_rejected(tmp_path):
-    with pytest.raises(BuilderError, match="pass 0 or a number of batches"):
+    with pytest.raises(BuilderError, match="pass an integer from 0"):
         LearnerBuilder(tmp_path).sanity_check(-1)

@@ -13,9 +13,10 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.user_code import explain
 from stages.data import TensorDataset as ResidentDataset
 from stages.learner import EvaluatorBuilder, LearnerBuilder
+from stages.loggers import InMemoryMetricLogger
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep, RegressionStep
-from stages.optim import Adam
+from stages.optim import Adam, Linear
 from stages.records import DefaultRecorder
 from stages.renderers import NoRenderer
 from stages.runs import KeepLast, MetricEarlyStopping
@@ -92,6 +93,12 @@ MISTAKES = {
     "float labels": (layers(), INPUTS, LABELS.float(), "the labels are float32, and the loss takes int64"),
     "a column of labels": (layers(), INPUTS, LABELS[:, None], r"shape \(8, 1\), .* with .squeeze\(-1\)"),
     "one-hot integers": (layers(), INPUTS, one_hot(LABELS), r"shape \(8, 3\), .* .argmax\(1\)"),
+    "no dimension of classes": (
+        [nn.Linear(4, 1), nn.Flatten(0)],
+        INPUTS,
+        LABELS,
+        r"outputs \(8,\); the loss takes a row of outputs per label",
+    ),
     "fewer labels": (layers(), INPUTS, LABELS[:4], r"labels have the shape \(4,\), and the outputs \(8, 3\)"),
     "index above a table": (
         layers(nn.Embedding(9, 1), nn.Flatten()),
@@ -242,10 +249,14 @@ OBJECTS = {
     "renderer": lambda builder, part: builder.renderer(part),
     "retention": lambda builder, part: builder.with_checkpointing_strategy(part),
     "early stopping": lambda builder, part: builder.early_stopping(part),
+    "progress renderer": lambda builder, part: builder.with_progress_logger(part),
+    "logger": lambda builder, part: builder.metric_loggers(part, part),
+    "additional logger": lambda builder, part: builder.add_metric_loggers(part, part),
     "metric of an evaluator": lambda builder, part: EvaluatorBuilder("").metrics(part),
     "model of an evaluator": lambda builder, part: EvaluatorBuilder("").build(part),
 }
 CLASSES = {
+    "logger": InMemoryMetricLogger,
     "model": Net,
     "optimizer": Adam,
     "recorder": DefaultRecorder,
@@ -257,7 +268,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_class_in_place_of_an_object_is_rejected(name, tmp_path):
-    part = next((kind for key, kind in CLASSES.items() if name.startswith(key)), AccuracyMetric)
+    part = next((kind for key, kind in CLASSES.items() if key in name), AccuracyMetric)
 
     with pytest.raises(
         BuilderError, match=rf"such as {part.__name__}\(…\); found the (class|function) {part.__name__}$"
@@ -273,3 +284,26 @@ def test_text_or_list_in_place_of_an_object_is_rejected(name, part, tmp_path):
 
     with pytest.raises(BuilderError, match=rf"{metric}.*; found the {found}$"):
         OBJECTS[name](LearnerBuilder(tmp_path), part)
+
+
+COUNTS = {
+    "num_epochs": lambda builder, count: builder.num_epochs(count),
+    "grads_accumulation": lambda builder, count: builder.grads_accumulation(count),
+    "validate_every": lambda builder, count: builder.validate_every(count),
+    "sanity_check": lambda builder, count: builder.sanity_check(count),
+    "limit_batches": lambda builder, count: builder.limit_batches(count),
+    "num_threads": lambda builder, count: builder.num_threads(count),
+}
+
+
+@pytest.mark.parametrize("count", ["3", 2.5, -1])
+@pytest.mark.parametrize("name", COUNTS)
+def test_text_or_fraction_in_place_of_a_count_is_rejected(name, count, tmp_path):
+    with pytest.raises(BuilderError, match=rf"{name}\({count!r}\): pass an integer from [01]$"):
+        COUNTS[name](LearnerBuilder(tmp_path), count)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.lr_scheduler.StepLR, Linear])
+def test_class_in_place_of_a_schedule_is_rejected(kind, tmp_path):
+    with pytest.raises(BuilderError, match=f"the learning rate cannot be <class .*{kind.__name__}'>. Pass a"):
+        LearnerBuilder(tmp_path).devices(["cpu"]).build(Net(*layers()), Adam(), kind)

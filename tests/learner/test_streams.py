@@ -228,5 +228,5 @@ def test_evaluation_reads_a_stream_to_its_end(tmp_path):
 
 
 def test_limit_below_1_is_rejected(tmp_path):
-    with pytest.raises(BuilderError, match="limit_batches: found 0. Pass a number of batches from 1"):
+    with pytest.raises(BuilderError, match="limit_batches.0.: pass an integer from 1"):
         LearnerBuilder(tmp_path).limit_batches(valid=0)

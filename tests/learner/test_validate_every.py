@@ -86,5 +86,5 @@ def test_run_that_is_too_short_for_a_validation_has_its_last_epoch_as_best(tmp_p
 
 
 def test_number_below_1_is_rejected(tmp_path):
-    with pytest.raises(BuilderError, match=r"validate_every\(0\): pass a number of epochs from 1"):
+    with pytest.raises(BuilderError, match=r"validate_every\(0\): pass an integer from 1"):
         LearnerBuilder(tmp_path).validate_every(0)
