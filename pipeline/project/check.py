@@ -27,10 +27,11 @@ from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
 from stages.contracts import plugins
-from stages.contracts.config import Use, arguments_of
+from stages.contracts.config import Use, arguments_of, flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
+from stages.contracts.text import join_names
 from stages.data import config as sources
 from stages.data.config import Digits, Npy, Table, TextFiles
 from stages.loggers import config as loggers
@@ -39,10 +40,13 @@ from stages.models import config as models
 from stages.optim import config as optimizers
 from stages.optim import schedules
 from stages.optim.schedules import FUNCTIONS, ScheduleUse
+from stages.params.fit_params import CHANGES_NO_NUMBER
 from stages.records.safetensors_format import is_index, read_index
 from stages.runs.retention import BestConfig
 from stages.system.processes import program_command
 
+FIRST_STAGE = next(iter(VERSIONS))
+MAX_LISTED_KEYS = 3
 ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
@@ -115,11 +119,43 @@ def find_late_mistakes(
         lines += filter(None, [describe_mistake(partial(params.save_model.check_suffix, model))])
     return [
         *lines,
+        *_find_untracked_params(content, definition),
         *_find_missing_test_entries(params, definition),
         *_find_rules_without_validation(params),
         *_find_dropped_best(params),
         *_find_short_schedules(params),
     ]
+
+
+def _find_untracked_params(content: Mapping[str, Any], definition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each stage in *definition* that reads params without tracking them.
+
+    *content* is that of params.yaml. A stage need not track keys that change no number.
+    """
+    for stage, entry in resolve_stages(definition).items():
+        if stage not in VERSIONS or is_custom(stage, definition):
+            continue
+        section = stage.replace("-", "_")
+        is_first = stage == FIRST_STAGE  # it writes all params
+        tracked = _list_tracked(entry)
+        keys = [
+            key
+            for key in flatten(content if is_first else {section: content.get(section)})
+            if not any(f"{key}.".startswith(name and f"{name}.") for name in tracked)
+            and key.removeprefix("fit.").partition(".")[0] not in CHANGES_NO_NUMBER
+        ]
+        if keys:
+            yield (
+                f"{join_names(keys, MAX_LISTED_KEYS)}: {stage} in dvc.yaml does not track this, so an edit "
+                f"would not rerun it. Add '{f'{PARAMS}:' if is_first else section}' to its params"
+            )
+
+
+def _list_tracked(entry: Mapping[str, Any]) -> list[str]:
+    """Return the keys of params.yaml that *entry*, a stage of dvc.yaml, tracks; an empty text for all."""
+    params = entry.get("params") or []
+    files = [tracked if isinstance(tracked, Mapping) else {str(PARAMS): [tracked]} for tracked in params]
+    return [str(key) for tracked in files if str(PARAMS) in tracked for key in tracked[str(PARAMS)] or [""]]
 
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> Iterator[str]:
@@ -302,9 +338,8 @@ def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
 def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
     for stage, entry in stages_of(definition).items():
-        for tracked in entry.get("params") or []:
-            keys = tracked.get(str(PARAMS)) or [] if isinstance(tracked, Mapping) else [tracked]
-            yield from ((stage, str(key)) for key in keys if "${" not in str(key))
+        keys = _list_tracked(entry)
+        yield from ((stage, key) for key in keys if key and "${" not in key)
 
 
 def _advice(path: Path) -> str:

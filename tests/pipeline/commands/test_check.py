@@ -403,6 +403,43 @@ def test_check_reports_the_missing_dep_of_each_stage_that_reads_images(project, 
     assert (checked.code, found) == (1, stages), checked.text
 
 
+UNTRACKED = {
+    "section": (
+        "      - load_data\n",
+        "",
+        "load_data.source.kind, load_data.source.path, load_data.valid_fraction",
+    ),
+    "keys of a section": (
+        "      - fit\n",
+        "      - fit.seed\n      - fit.metrics\n",
+        "fit.batch_size, fit.num_thr",
+    ),
+    "all params": (
+        "      - params.yaml:  # all of it\n",
+        "      - fit\n",
+        "create_artifact_dir.keep, load_data.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), UNTRACKED.values(), ids=UNTRACKED)
+def test_param_that_a_stage_reads_and_does_not_track_is_a_mistake(old, new, message, project):
+    project.edit("dvc.yaml", old, new)
+
+    refused = project.call("check")
+
+    assert refused.code == 2
+    assert message in refused.err
+
+
+def test_keys_of_a_section_may_be_tracked_one_by_one_without_those_that_change_no_number(project):
+    keys = "".join(f"      - fit.{name}\n" for name in ("batch_size", "seed", "num_threads", "portable"))
+    tracked = f"{keys}      - fit.grads_accumulation\n      - fit.metrics\n"
+    project.edit("dvc.yaml", "      - fit\n", tracked)
+
+    assert project.call("check").out == "params.yaml is valid\n"
+
+
 BAD_NAMES = """class Named:
     unit = None
 
