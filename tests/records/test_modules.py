@@ -505,7 +505,7 @@ def test_layout_of_pytorch_is_recognized(make):
 def test_ambiguous_layout_is_refused():
     module = nn.Sequential(nn.Linear(2, 2))
 
-    with pytest.raises(RecordError, match="layout='torch'"):
+    with pytest.raises(RecordError, match="Set layout to 'burn' or 'torch'"):
         load_into(module, nested(module.state_dict()))
     load_into(
         module,
