@@ -62,16 +62,9 @@ def _is_flag_or(*names: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
-
-
-def _is_character(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 1 and value not in '"\r\n\0' and value.isascii()
-
-
-def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & {"/", "\0"}
+def text(expected: str, is_valid: Callable[[str], Any]) -> BeforeValidator:
+    """Accept strings for which *is_valid* returns a true value; *expected* describes them in the error."""
+    return accept(expected, lambda value: isinstance(value, str) and bool(is_valid(value)))
 
 
 def _are_texts(value: Any) -> bool:
@@ -226,16 +219,16 @@ Compile = Annotated[
     bool | str, accept(f"true, false, or one of {', '.join(COMPILE_MODES)}", _is_flag_or(*COMPILE_MODES))
 ]
 Resident = Annotated[bool | Literal["auto"], accept("true, false or 'auto'", _is_flag_or("auto"))]
-_text = accept("a string that is not empty", _is_text)
+_text = text("a string that is not empty", lambda value: value.strip() and "\0" not in value)
 Text = Annotated[str, _text]
 DATA_PATH = "path to data"
 """Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
 DataPath = Annotated[str, _text, DATA_PATH]
 Character = Annotated[
     str,
-    accept(
+    text(
         "one character of ASCII, such as ';', and neither a quote nor a line break",
-        _is_character,
+        lambda value: len(value) == 1 and value not in '"\r\n\0' and value.isascii(),
     ),
 ]
 Spellings = Annotated[tuple[str, ...], accept("a list of texts, which may be empty", _are_texts, tuple)]
@@ -249,7 +242,13 @@ Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]
 """Pairs of a regular expression and its replacement, applied in order."""
 ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidator(_class_weights)]
 """A weight for each class, or ``balanced``."""
-FileName = Annotated[str, accept("the name of a file or folder, without a path", _is_file_name)]
+FileName = Annotated[
+    str,
+    text(
+        "the name of a file or folder, without a path",
+        lambda value: value not in ("", ".", "..") and not set(value) & {"/", "\0"},
+    ),
+]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""
 UNPORTABLE_OPTIMIZERS = ("adadelta", "adagrad", "nadam", "radam", "rmsprop", "sparseadam")

@@ -130,7 +130,9 @@ def _frames(error: BaseException) -> list[Frame]:
     """Return the user's frames of *error* itself; of a shipped model's, if it has no others."""
     frames = _all_frames(error)
     return [frame for frame in frames if is_user_file(frame.path)] or [
-        frame for frame in frames if _is_shipped_model(frame.path)
+        frame
+        for frame in frames
+        if frame.path.startswith(SHIPPED_MODELS) and not frame.path.endswith(MODEL_MACHINERY)
     ]
 
 
@@ -185,10 +187,6 @@ def _last_message(block: str) -> str:
     lines = block.rstrip().splitlines()
     ends = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return _limit_lines("\n".join(lines[ends[-1] + 1 if ends else 0 :]))
-
-
-def _is_shipped_model(path: str) -> bool:
-    return path.startswith(SHIPPED_MODELS) and not path.endswith(MODEL_MACHINERY)
 
 
 def _format_frames(frames: list[Frame]) -> Iterable[str]:

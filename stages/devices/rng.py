@@ -138,7 +138,7 @@ def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> 
     """Set the global generators to *state*, which `get_rng_state` returned; *devices* by position."""
     torch.set_rng_state(state["torch"])
     for name, saved in match_devices(state["devices"], device_names(devices)).items():
-        _set_device_state(name, saved)
+        torch.get_device_module(name).set_rng_state(saved, *_position(name))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, key, *numbers = state["numpy"]
@@ -186,10 +186,6 @@ def _index_of(device: torch.device) -> int:
 def _device_state(name: str) -> Tensor:
     state: Tensor = torch.get_device_module(name).get_rng_state(*_position(name))
     return state
-
-
-def _set_device_state(name: str, state: Tensor) -> None:
-    torch.get_device_module(name).set_rng_state(state, *_position(name))
 
 
 def _position(name: str) -> tuple[str, ...]:

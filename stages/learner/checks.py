@@ -270,8 +270,8 @@ class StepChecks:
 
     def check_train_step(self, step: Any) -> TrainOutput[Any]:
         """Return *step* if it is valid. The number of gradients is checked each time, their shapes once."""
-        if type(step) is not TrainOutput:
-            self._check_kind(step)
+        if type(step) is not TrainOutput and not (hasattr(step, "gradients") and hasattr(step, "item")):
+            raise self._error("train_step", f"returned {_describe(step)}: {RETURN}")
         gradients = step.gradients
         if not isinstance(gradients, list | tuple) or len(gradients) != len(self._parameters):
             raise self._error("train_step", self._count_of(gradients))
@@ -289,10 +289,6 @@ class StepChecks:
         """Return *item* if it is valid as the output of a validation step."""
         self._check_size("valid_step", item)
         return item
-
-    def _check_kind(self, step: Any) -> None:
-        if not (hasattr(step, "gradients") and hasattr(step, "item")):
-            raise self._error("train_step", f"returned {_describe(step)}: {RETURN}")
 
     def _count_of(self, gradients: Any) -> str:
         if not isinstance(gradients, list | tuple):

@@ -17,20 +17,15 @@ def clip(gradients: Gradients, clipping: ClipByValue | ClipByNorm | ClipByGlobal
     """Return *gradients* clipped by *clipping*; None stays None, and smaller gradients keep their bits."""
     gradients = [g.coalesce() if g is not None and g.is_sparse else g for g in gradients]
     match clipping:
-        case ClipByValue():
-            return [None if g is None else _clamp(g, clipping.value) for g in gradients]
-        case ClipByNorm():
-            return [None if g is None else _clip_norm(g, clipping.max_norm) for g in gradients]
+        case ClipByValue(value=value):
+            return [
+                None if g is None else _map_values(g, lambda values: values.clamp(-value, value))
+                for g in gradients
+            ]
+        case ClipByNorm(max_norm=max_norm):
+            return [None if g is None else _scale(g, _factor(_norm(_values(g)), max_norm)) for g in gradients]
         case ClipByGlobalNorm():
             return _clip_global_norm(gradients, clipping.max_norm)
-
-
-def _clamp(gradient: Tensor, value: float) -> Tensor:
-    return _map_values(gradient, lambda values: values.clamp(-value, value))
-
-
-def _clip_norm(gradient: Tensor, max_norm: float) -> Tensor:
-    return _scale(gradient, _factor(_norm(_values(gradient)), max_norm))
 
 
 def _clip_global_norm(gradients: Gradients, max_norm: float) -> list[Tensor | None]:

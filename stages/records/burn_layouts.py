@@ -65,7 +65,10 @@ def from_022(record: Record, name: str) -> Tree:
     item, paths = record.item, record.extra or {}
     if not isinstance(item, dict) or not item:
         return item
-    if all(key.isdecimal() and isinstance(node, dict) and _has_rank(node) for key, node in item.items()):
+    if all(
+        key.isdecimal() and isinstance(node, dict) and type(node.get(RANK)) is int
+        for key, node in item.items()
+    ):
         entries = {encode_param_id(int(key)): _state(node, paths.get(key, "")) for key, node in item.items()}
         return Map(entries)
     if all(isinstance(item.get(key), dict) and LENGTH in item[key] for key in HISTORIES):
@@ -100,10 +103,6 @@ def _fields_022(state: ScheduleState) -> dict[str, Tree]:
     field = FIELDS[state.kind]
     number = Signed(state.number) if field.is_signed else state.number
     return {field.name: float(number) if field.is_float_since_022 else number, **fields}
-
-
-def _has_rank(node: dict[str, Tree]) -> bool:
-    return type(node.get(RANK)) is int
 
 
 def _entry(key: str, rank: Variant) -> dict[str, Tree]:

@@ -69,7 +69,8 @@ class MidEpochCheckpointer:
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
-        self._shared = self._open_shared(split) if self._is_shared(loader) else None
+        loads_whole = self._group.size > 1 and not loads_shares(loader)  # each rank loads all samples
+        self._shared = self._open_shared(split) if loads_whole else None
         division = Division(self._group, first, self._state.is_sharded, self._shared, defers)
         batches = iter(iterate_rank(loader, self._device, division))
         self._stream = Lookahead(batches) if count_batches(loader) is None else None
@@ -166,10 +167,6 @@ class MidEpochCheckpointer:
         if "training_state" in saved:
             load_training_state(model, saved["training_state"])
         return saved
-
-    def _is_shared(self, loader: Loader) -> bool:
-        """Return whether all ranks load the same batches of *loader*."""
-        return self._group.size > 1 and not loads_shares(loader)
 
     def _open_shared(self, split: Split) -> HostRandomState:
         """Return the random state in which all ranks load *split*, and save it as that of its start.

@@ -66,7 +66,8 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
         return Entry(name, path, tensor=node)
     if isinstance(node, dict) and node.keys() == {"id", "param"} and isinstance(node["param"], RawTensor):
         return Entry(name, path, tensor=node["param"], id=str(node["id"]))
-    if isinstance(node, list | tuple) and _is_row(node):
+    is_list = isinstance(node, list | tuple) and bool(node)
+    if is_list and all(isinstance(value, bool | int | float | str) for value in node):
         return Entry(name, path, value=list(node))
     if isinstance(node, dict | list | tuple):
         inner = f"{path}." if path else ""
@@ -131,11 +132,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return number(value)
     return f"{len(value)} bytes" if isinstance(value, bytes) else value
-
-
-def _is_row(node: list[Tree] | tuple[Tree, ...]) -> bool:
-    """Return whether *node* is a list of numbers or texts, which is listed as one value."""
-    return bool(node) and all(isinstance(value, bool | int | float | str) for value in node)
 
 
 def _short(value: Any) -> str:
