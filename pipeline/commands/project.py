@@ -61,7 +61,7 @@ def check(
     if missing:
         raise typer.Exit(1)
     print_text("params.yaml is valid")
-    for line in find_outside_data(params):
+    for line in find_outside_data(params, read_definition()):
         print_text(line)
     if params.save_model.note:
         print_text(params.save_model.note)

@@ -88,7 +88,7 @@ def run_experiment(
     wait_until_unused(place, EXIT_SECONDS)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
-        if outside := find_outside_data(read_params(folder / PARAMS), base.root):
+        if outside := find_outside_data(read_params(folder / PARAMS), base.content("dvc.yaml"), base.root):
             raise build_params_error(PARAMS, outside)
         stores = {STORES_VARIABLE: str(base.root)}  # the next attempt resumes from what a killed run saved
         environment = {FLOW_RUN: flow_run, **stores, **isolate_site_cache(folder)}

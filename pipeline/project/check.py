@@ -267,15 +267,24 @@ def find_missing_data(params: Params) -> list[str]:
     ]
 
 
-def find_outside_data(params: Params, root: Path = Path()) -> list[str]:
-    """Return a line for each path to data that a copy of the project *root* in another folder lacks."""
+def find_outside_data(params: Params, definition: Mapping[str, Any], root: Path = Path()) -> list[str]:
+    """Return a line for each path to data that a copy of the project *root* in another folder lacks.
+
+    The paths are those in *params* and the deps in *definition*, that of dvc.yaml.
+    """
     top = find_top(root) or root.absolute()
-    relative = [(key, path) for key, path in _paths(params, "") if not path.is_absolute()]
-    places = [Path(os.path.abspath(root / path)) for _, path in relative]  # noqa: PTH100  no link followed
+    entries = resolve_stages(definition).items()
+    deps = [
+        (f"dvc.yaml: {name}", Path(path)) for name, stage in entries for path in list_paths(stage, "deps")
+    ]
+    keys: dict[Path, str] = {}
+    for key, path in [*_paths(params, ""), *deps]:
+        keys.setdefault(path, key)
+    places = {path: Path(os.path.abspath(root / path)) for path in keys if not path.is_absolute()}  # noqa: PTH100  no link followed
     return [
-        f"{key}: {path} is outside of the repository, and sweeps and scheduled experiments run in a copy of "
-        f"it. Write {place}, or put it into the project"
-        for (key, path), place in zip(relative, places, strict=True)
+        f"{keys[path]}: {path} is outside of the repository, and sweeps and scheduled experiments run in a "
+        f"copy of it. Write {place}, or put it into the project"
+        for path, place in places.items()
         if not place.is_relative_to(top)
     ]
 

@@ -369,6 +369,7 @@ def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
 
 
 def _check_params(content: Any, base: FrozenProject) -> None:
-    params = check_content(content, Path(PARAMS), base.content("dvc.yaml"))
-    if outside := find_outside_data(params, base.root):
+    definition = base.content("dvc.yaml")
+    params = check_content(content, Path(PARAMS), definition)
+    if outside := find_outside_data(params, definition, base.root):
         raise build_params_error(Path(PARAMS), outside)

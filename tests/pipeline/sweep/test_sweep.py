@@ -316,6 +316,10 @@ def test_data_outside_of_the_repository_is_reported_by_check_and_before_any_poin
     assert re.search(message, checked.ok())
     assert (planned.code, len(re.findall(message, planned.err))) == (2, 1)
     project.edit("params.yaml", "../data.npz", str(data))
+    of_deps = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
+    assert of_deps.code == 2
+    assert "dvc.yaml: load-data: ../data.npz is outside of the repository" in of_deps.err
+    project.edit("dvc.yaml", "../data.npz", str(data))
     assert project.call("sweep", "--dry-run", "-S", "fit.seed=1,2").code == 0
 
 
