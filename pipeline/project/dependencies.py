@@ -12,6 +12,7 @@ project. A module that only a logger uses changes no number, so it is not needed
 import json
 import os
 import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,10 +31,11 @@ from pipeline.project.imports import (
     is_of_project,
     list_import_folders,
 )
-from pipeline.project.params import Params
+from pipeline.project.named_files import find_named_files
+from pipeline.project.params import PARAMS, Params
 from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
-from pipeline.project.snapshot import list_paths, resolve_stages
+from pipeline.project.snapshot import list_paths, read_ignore_rules, resolve_stages
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
@@ -54,6 +56,8 @@ OUTPUT_KEYS = ("loggers", "telemetry")
 """The keys of ``fit`` whose parts change no number, so that an edit of them reruns nothing."""
 TOKENIZER = "tokenizer"
 """The argument of a text source that is the name of a tokenizer, or the path of one."""
+PIPELINE_FILES = ("params.yaml", "dvc.yaml", "dvc.lock", "versions.yaml")
+"""Files that this package reads in each stage, and whose content DVC compares by keys."""
 Deps = dict[str, list[Path]]
 """Paths of files and folders by the name of a stage."""
 
@@ -102,12 +106,28 @@ class Declared:
     outs: list[Path]
 
     def covers(self, path: Path) -> bool:
-        """Return whether *path* is in deps or below one, or an output of the stage itself."""
-        declared = [*self.deps, *self.outs]
-        if any(path.is_relative_to(entry) for entry in declared):
+        """Return whether *path* is in deps or below one, or an output of the stage itself.
+
+        DVC leaves files that .dvcignore excludes out of the hash of a folder.
+        """
+        if path in self.deps or _is_below(path, self.outs):
             return True
-        real = path.resolve()
-        return any(real.is_relative_to(entry.resolve()) for entry in declared)
+        if read_ignore_rules().match_file(path):
+            return False
+        declared = [*self.deps, *self.outs]
+        return _is_below(path, declared) or _is_below(path.resolve(), [entry.resolve() for entry in declared])
+
+    def build_filter(self) -> Callable[[str], bool]:
+        """Return the fast form of `covers` for absolute paths, which follows no links."""
+        deps, outs = ([str(path.absolute()) for path in paths] for paths in (self.deps, self.outs))
+        base, names = f"{Path.cwd()}{os.sep}", frozenset([*deps, *outs])
+        below_deps, below_outs = (tuple(f"{name}{os.sep}" for name in paths) for paths in (deps, outs))
+        ignored = read_ignore_rules()
+        return lambda path: (
+            path in names
+            or path.startswith(below_outs)
+            or (path.startswith(below_deps) and not ignored.match_file(path.removeprefix(base)))
+        )
 
 
 def _read_declared() -> dict[str, Declared]:
@@ -119,6 +139,10 @@ def _read_declared() -> dict[str, Declared]:
         )
         for name, stage in resolve_stages(read_definition()).items()
     }
+
+
+def _is_below(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _normalize(path: Path | str) -> Path:
@@ -240,6 +264,8 @@ class DepsGuard:
     declared: Declared
     modules: frozenset[Path]
     """The code of the stage that is known before it runs."""
+    lazy: frozenset[Path] = frozenset()
+    """Modules that this code may import; an earlier stage of the same process may have loaded them."""
     loggers: frozenset[str] = frozenset()
     """The absolute paths of modules that only loggers use."""
 
@@ -266,6 +292,9 @@ class DepsGuard:
             for path, reader in recorder.by_stage.items()
             if not self.loggers.intersection([path, reader])
         }
+        loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        lazy = [str(path.absolute()) for path in self.lazy]
+        readers |= {path: path for path in lazy if path in loaded and path not in readers}
         waiting = [str(path.absolute()) for path in self.modules] + list(readers)
         seen = set(waiting)
         while waiting:
@@ -277,9 +306,16 @@ class DepsGuard:
         stable = {
             _normalize(path): reader
             for path, reader in readers.items()
-            if recorder.is_stable(path) and (Path(path).name != PACKAGE or has_code(Path(path)))
+            if recorder.is_stable(path)
+            and (Path(path).name != PACKAGE or has_code(Path(path)))
+            and (not path.endswith(os.sep) or self._has_data_of_stage(Path(path), readers))
         }
         return {path: reader for path, reader in stable.items() if not self.declared.covers(path)}
+
+    def _has_data_of_stage(self, folder: Path, readers: Iterable[str]) -> bool:
+        """Return whether *folder* has data only, and the stage reads some of it and would read a new file."""
+        files = [*map(Path, readers), *(path.absolute() for path in self.declared.deps)]
+        return _has_data_only(folder) and any(folder in path.parents for path in files)
 
 
 @contextmanager
@@ -299,11 +335,31 @@ def guard_deps(
     _check_known(stage, declared, used, _read_notes())
     of_loggers = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
     loggers = {str(path.absolute()) for path in (of_loggers | find_imports(of_loggers)) - used}
-    guard = DepsGuard(stage, declared, frozenset(used), frozenset(loggers))
-    covered = [str(path.absolute()) for path in (*declared.deps, *declared.outs)]
-    with record_reads().recording(body, covered):
+    lazy = find_imports([path for path in used if path.suffix == ".py"]) - used
+    guard = DepsGuard(stage, declared, frozenset(used), frozenset(lazy), frozenset(loggers))
+    named = _find_named_files(stage, params, used | lazy)
+    with record_reads().recording(body, declared.build_filter(), named):
         yield guard
         guard.check()
+
+
+def _find_named_files(stage: str, params: Params, used: Iterable[Path]) -> dict[str, str]:
+    """Return the files and folders that params of *stage* or its code name, each with the file that does.
+
+    Outputs of the pipeline are left out, because other commands read them at any time.
+    """
+    section_of = _read_sections(params)
+    sections = [section_of[name] for name in SECTIONS_BY_STAGE.get(stage, ())]
+    named = {path: PARAMS for part in sections for path in _find_named_data(part, certain=False)}
+    named |= find_named_files([path for path in used if path.suffix == ".py"], Path.cwd())
+    outputs = [path.absolute() for entry in _read_declared().values() for path in entry.outs]
+    return {
+        str(path): str(module.absolute())
+        for path, module in ((path.absolute(), module) for path, module in named.items())
+        if path.name not in PIPELINE_FILES
+        and not _is_below(path, outputs)
+        and not any(output.is_relative_to(path) for output in outputs)
+    }
 
 
 def check_deps(params: Params, stages: Iterable[str]) -> None:

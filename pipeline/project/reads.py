@@ -1,8 +1,9 @@
-"""The files that the user's code reads while a stage runs, in this process and in the workers that it forks.
+"""The files that the user's code reads while a stage runs, in this process and in others that it starts.
 
 An audit hook receives each file that Python opens, and the stack has the module that opens it. What a module
 loads when it is imported belongs to every later stage of this process that uses the module; what a function
-reads belongs to the stage that calls it.
+reads belongs to the stage that calls it. Files that are opened without Python are recorded by
+`pipeline.project.named_files`.
 
 Only the user's code counts, and that is the code which is a dependency by content: the modules of the
 project, and the shipped sources and models. The other parts of this package have a VERSION.
@@ -19,14 +20,15 @@ import sys
 import sysconfig
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import stages
 from pipeline.project.imports import INSTALLED, is_of_project
+from pipeline.project.named_files import OpenWatch
 from stages.system.files import sha256
 
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -46,6 +48,7 @@ SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", 
 """Our code that is a dependency by content; the rest has a VERSION."""
 MODULE = "<module>"
 """The name of the code that runs when a module is imported."""
+LISTING = ("os.listdir", "os.scandir")
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 MODULE_SUFFIXES = (".py", ".pyc")
 MAX_FILES = 10_000
@@ -54,6 +57,8 @@ MAX_FILES = 10_000
 
 class ReadRecorder:
     """The reads of the user's code in this process, which `record_reads` installs."""
+
+    _watch: OpenWatch
 
     def __init__(self) -> None:
         self.by_import: defaultdict[str, set[str]] = defaultdict(set)
@@ -88,16 +93,22 @@ class ReadRecorder:
         return loaded is not None and loaded != (digest or sha256(path))
 
     @contextmanager
-    def recording(self, body: Callable[..., Any], covered: Collection[str]) -> Iterator[None]:
+    def recording(
+        self, body: Callable[..., Any], is_covered: Callable[[str], bool], named: Mapping[str, str]
+    ) -> Iterator[None]:
         """Record the reads below the function *body* of a stage in the current folder, in the block.
 
-        Files in *covered*, which are deps and outputs of the stage, and below them are left out.
+        Deps and outputs of the stage, which *is_covered* accepts, are left out. *named* are files and folders
+        that may be read without Python, with the module that names each.
         """
-        names, folders = frozenset(covered), tuple(f"{name}{os.sep}" for name in covered)
-        self._is_covered = lambda path: path in names or path.startswith(folders)
+        self._is_covered = is_covered
         self._folder, self._body = f"{Path.cwd()}{os.sep}", inspect.unwrap(body).__code__
         self._is_user_code, self.by_stage, self._written, self._drained = {}, {}, set(), 0
-        with tempfile.TemporaryFile(buffering=0) as self._from_workers:  # forks inherit it
+        readers = {path: reader for path, reader in named.items() if self._is_uncovered(path)}
+        with (
+            closing(OpenWatch(readers)) as self._watch,
+            tempfile.TemporaryFile(buffering=0) as self._from_workers,  # forks inherit it
+        ):
             self._started_ns = os.fstat(self._from_workers.fileno()).st_ctime_ns
             self._process, self.checked = os.getpid(), self.count()
             try:
@@ -107,24 +118,27 @@ class ReadRecorder:
 
     def count(self) -> int:
         """Return a number that grows with each file that the stage has read."""
-        return len(self.by_stage) + sum(map(len, self.by_import.values())) + self._size_of_reports()
+        noted = len(self.by_stage) + sum(map(len, self.by_import.values()))
+        return noted + self._size_of_reports() + self._watch.count()
 
     def drain(self) -> None:
-        """Add what the workers have reported."""
+        """Add what the workers and the kernel have reported."""
         end = self._size_of_reports()
         text = os.pread(self._from_workers.fileno(), end - self._drained, self._drained)
         self._drained = end
         for line in text.decode(errors="surrogateescape").splitlines():
             importer, reader, path = line.split("\t")
             self._add(importer, reader, path)
+        for path, reader in self._watch.read():
+            if self._is_uncovered(path):
+                self.by_stage.setdefault(path, reader)
 
     def is_stable(self, path: str) -> bool:
-        """Return whether the file *path* exists, and was not written since the stage began."""
+        """Return whether the file or folder *path* exists, and was not written since the stage began."""
+        exists = os.path.isdir if path.endswith(os.sep) else os.path.isfile
         with suppress(OSError):
             return (
-                path not in self._written
-                and os.path.isfile(path)  # noqa: PTH113  as fast as it gets
-                and os.stat(path).st_ctime_ns <= self._started_ns  # noqa: PTH116
+                path not in self._written and exists(path) and os.stat(path).st_ctime_ns <= self._started_ns  # noqa: PTH116
             )
         return False
 
@@ -158,6 +172,21 @@ class ReadRecorder:
         if name.startswith(f"{os.getcwd()}{os.sep}") and INSTALLED[0] not in name:  # noqa: PTH109  fast
             with suppress(OSError):
                 self.sources[name] = sha256(Path(name))
+
+    def note_listing(self, name: Any) -> None:
+        """Record that this process lists the folder *name*, if the user's code does, with a final slash."""
+        if not self._process or isinstance(name, int):
+            return
+        path = f"{os.path.abspath(os.fsdecode(name or '.'))}{os.sep}"  # noqa: PTH100  no link followed
+        opener = sys._getframe(2)  # noqa: SLF001  as in `note`
+        if path == self._folder or not self._is_uncovered(path) or opener.f_code.co_filename == IMPORT_SYSTEM:
+            return
+        importer, reader = self._find_reader(opener)
+        if reader:
+            self._report(importer, reader, path)
+
+    def _is_uncovered(self, path: str) -> bool:
+        return self._is_relevant(path) and not self._is_covered(path)
 
     def _is_relevant(self, path: str) -> bool:
         if path in self.by_stage:
@@ -211,9 +240,13 @@ def record_reads() -> ReadRecorder:
     recorder = ReadRecorder()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            with suppress(Exception):  # it would be raised in the code that opens the file
+        with suppress(Exception):  # it would be raised in the code that opens the file
+            if event == "open":
                 recorder.note(arguments[0], arguments[2] or 0)
+            elif event == "import" and arguments[1]:  # the file of a compiled module
+                recorder.note(arguments[1], 0)
+            elif event in LISTING:
+                recorder.note_listing(arguments[0])
 
     sys.addaudithook(hook)
     return recorder

@@ -149,7 +149,7 @@ def path_of(entry: Any) -> str:
 
 def _files(deps: list[str]) -> dict[Path, FileState]:
     """Return the state of every file of *deps*; code is read first, as its content is in the key of a run."""
-    ignored = _read_ignore_rules()
+    ignored = read_ignore_rules()
     paths = [path for name in deps if "://" not in name for path in _walk(Path(name), ignored)]
     states = {}
     remaining = MAX_HASHED_BYTES
@@ -165,14 +165,14 @@ def list_folder(folder: Path) -> str | None:
 
     The hash of *folder* in dvc.lock is the MD5 of this text.
     """
-    paths = list(_walk(folder, _read_ignore_rules()))
+    paths = list(_walk(folder, read_ignore_rules()))
     if sum(path.stat().st_size for path in paths) > MAX_HASHED_BYTES:
         return None
     files = sorted((path.relative_to(folder).as_posix(), md5(path)) for path in paths)
     return json.dumps([{"md5": digest, "relpath": name} for name, digest in files])
 
 
-def _read_ignore_rules() -> GitIgnoreSpec:
+def read_ignore_rules() -> GitIgnoreSpec:
     """Return the rules of the .dvcignore of this project; DVC reads it as git reads a .gitignore."""
     rules: list[str] = []
     with suppress(OSError):

@@ -35,6 +35,7 @@ NAMES = {
     "package": "lab/{}_parts/__init__.py",
     "file read by an import": "lab/{}.json",
     "file read in a function": "lab/{}.csv",
+    "file read without Python": "lab/{}.dat",
     "file outside of the project": "../outside/{}.txt",
     "pretrained file in params": "lab/{}.weights",
 }
@@ -70,6 +71,7 @@ PART = '''
 
 import importlib
 import json
+import subprocess
 from pathlib import Path
 
 import plain.{part}
@@ -89,6 +91,7 @@ def total(path, shift):
     modules = (plain.{part}, {part}_relative, lab.{part}_parts, {part}_lazy, computed)
     files = (path, "lab/{part}.csv", "../outside/{part}.txt")
     read = sum(float(Path(name).read_text()) for name in files)
+    read += float(subprocess.run(["cat", "lab/{part}.dat"], capture_output=True).stdout)
     return sum(module.VALUE for module in modules) + OWN + NEAR + CONDITION + AT_IMPORT + read + shift
 '''
 PARTS = {

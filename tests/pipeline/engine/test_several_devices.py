@@ -40,6 +40,8 @@ class Holding(ClassificationStep, nn.Sequential):
             Path("held-" + os.environ.get("RANK", "0")).write_text(str(os.getpid()))
             while Path("hold").exists():
                 time.sleep(0.01)
+        if Path("read").exists() and os.environ.get("RANK") == "1":
+            Path("read").read_text()
         if Path("fail").exists() and os.environ.get("RANK") == "1":
             raise ValueError("a mistake of mine")
         return super().train_step(batch)
@@ -53,7 +55,7 @@ def built(tmp_path_factory, checked_out):
     """Return a project for two devices in which only `fit` and `save-model` have not run; tests copy it."""
     project = checked_out(tmp_path_factory.mktemp("built") / "project")
     (project.folder / "holding.py").write_text(MODEL)
-    (project.folder / ".git/info/exclude").write_text("hold\nheld-*\nfail\n")
+    (project.folder / ".git/info/exclude").write_text("hold\nheld-*\nfail\nread\n")
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "holding:Holding"')
     project.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
     project.edit("params.yaml", "batch_size: 32", f"batch_size: {BATCH_SIZE}")
@@ -250,3 +252,14 @@ def test_error_in_a_rank_is_reported_once_with_its_device(project):
     assert done.code == 1
     assert done.text.count("ValueError: a mistake of mine") == 1, done.text
     assert "rank 1 (cpu): " in done.text
+
+
+@pytest.mark.long  # tests/pipeline/project/test_dependencies.py has a process of one rank
+def test_file_that_one_rank_reads_without_a_dependency_is_reported_once(project):
+    Path(project.folder / "read").touch()
+
+    done = project.call("run")
+
+    assert done.code == 1
+    assert done.text.count("fit reads files that its deps in dvc.yaml lack") == 1, done.text
+    assert done.text.endswith("\n      - read\n")

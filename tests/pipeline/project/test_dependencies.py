@@ -3,10 +3,13 @@
 import importlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pipeline.engine.stage_run import GuardedInterrupter
 from pipeline.project.dependencies import check_deps, find_missing_deps, fix_deps, guard_deps
@@ -26,6 +29,13 @@ stages:
     outs: [data]
 """
 PARAMS = Params.model_validate({"load_data": {"source": {"kind": "my_source:load"}}})
+BESIDE = "my_lab/__init__.py my_lab/deep/w.bin my_lab/weights.py"
+WEIGHTS = """
+import os
+PLACE = os.path.join(os.path.dirname(__file__), "deep", "w.bin")
+def read():
+    os.system(f"cat {PLACE} > /dev/null")
+"""
 READS = {
     "import at the top": ("import my_helper", "", "my_helper.py"),
     "two imports away": ("import my_chain", "", "my_chain.py my_helper.py"),
@@ -40,6 +50,19 @@ READS = {
     "file of another module": ("", "import my_reader; my_reader.read()", "my_reader.py notes.csv"),
     "file outside of the project": ("", "open('../outside/data.csv').read()", "OUTSIDE"),
     "absolute path in the project": ("", "open(os.path.abspath('notes.csv')).read()", "notes.csv"),
+    "pretrained file": (
+        "",
+        "import safetensors; safetensors.safe_open('w.safetensors', 'np')",
+        "w.safetensors",
+    ),
+    "file of a program": ("", "os.system('cat notes.csv > /dev/null')", "notes.csv"),
+    "spawned process": ("", "spawn('notes.csv')", "notes.csv"),
+    "native file beside the module": ("", "import my_lab.weights as w; w.read()", BESIDE),
+    "module that is run as a program": ("", "runpy.run_path('my_helper.py')", "my_helper.py"),
+    "module that is read as data": ("", "exec(Path('my_helper.py').read_text())", "my_helper.py"),
+    "file that .dvcignore excludes": ("", "open('tables/a.skip').read()", "tables/a.skip"),
+    "compiled module": ("", "load_compiled('_bisect', 'compi' + 'led.so')", "compiled.so"),
+    "listed folder": ("", "[path.read_text() for path in Path('few').glob('*')]", "few"),
     "many files": ("", "[open(path).read() for path in Path('many').iterdir()]", "many"),
     "worker": ("", "fork(lambda: open('notes.csv').read())", "notes.csv"),
     "import in a worker": ("", "fork(lambda: importlib.import_module('my_helper'))", "my_helper.py"),
@@ -58,9 +81,11 @@ COVERED = {
     "installed package": "import this_is_installed",
     "package without code": "import my_empty",
     "folder": "os.listdir('many')",
+    "name of a file that is not opened": "len('notes.csv')",
+    "params of this project": "os.system('cat params.yaml > /dev/null')",
 }
 SOURCE = """
-import contextlib, importlib, os, threading
+import contextlib, importlib.util, multiprocessing, os, runpy, threading
 from pathlib import Path
 {top}
 def fork(function):
@@ -69,6 +94,13 @@ def fork(function):
         function()
         os._exit(0)
     os.waitpid(pid, 0)
+def spawn(name):
+    process = multiprocessing.get_context("spawn").Process(target=open, args=(name,))
+    process.start()
+    process.join()
+def load_compiled(name, path):
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
 def in_thread(function):
     thread = threading.Thread(target=function)
     thread.start()
@@ -89,12 +121,19 @@ FILES = {
     "my_chain.py": "import my_helper",
     "my_lab/__init__.py": "x = 1",
     "my_lab/part.py": "x = 1",
+    "my_lab/weights.py": WEIGHTS,
+    "my_lab/deep/w.bin": "1",
+    "few/a": "1",
+    "few/b": "1",
+    "params.yaml": "{}",
     "my_plain/near.py": "from . import far",
     "my_plain/far.py": "x = 1",
     "my_reader.py": "def read():\n    open('notes.csv').read()",
     "my_empty/__init__.py": '"""Nothing."""',
     "notes.csv": "1",
     "tables/a.csv": "1",
+    "tables/a.skip": "1",
+    ".dvcignore": "*.skip",
     "data/x": "1",
     ".settings": "1",
     ".venv/lib/python3.11/site-packages/this_is_installed.py": "x = 1",
@@ -112,6 +151,8 @@ def project(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (folder / "linked").symlink_to("tables")
+    save_file({"weight": np.zeros(1)}, folder / "w.safetensors")
+    shutil.copy(importlib.import_module("_bisect").__file__, folder / "compiled.so")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.syspath_prepend(str(folder / ".venv/lib/python3.11/site-packages"))
@@ -177,6 +218,29 @@ def test_module_that_an_earlier_stage_has_loaded_counts_for_those_that_use_it(pr
         StageError, match=r"build-learner reads files .*:\n      - my_helper.py\n      - notes.csv$"
     ):
         run(model, "build-learner", lambda: importlib.import_module("my_model"))
+
+
+def test_module_that_two_stages_of_a_process_import_in_a_function_counts_for_both(project):
+    """Python opens it for the first of them only."""
+    entry = DEFINITION.partition("stages:")[2]
+    both = DEFINITION.replace("- tables", "- my_helper.py")
+    Path("dvc.yaml").write_text(both + entry.replace("load-data", "build-learner").replace("source", "model"))
+    Path("my_model.py").write_text("def x():\n    import my_helper")
+    write_source(function="import my_helper")
+    run()
+    model = Params.model_validate({"build_learner": {"model": {"kind": "my_model:x"}}})
+
+    with pytest.raises(StageError, match=r"build-learner reads files .*:\n      - my_helper.py$"):
+        run(model, "build-learner", lambda: importlib.import_module("my_model").x())
+
+
+def test_folder_is_missing_if_only_its_present_files_are_deps(project):
+    """The stage would read another file in it too."""
+    Path("dvc.yaml").write_text(DEFINITION.replace("- tables", "- few/a\n      - few/b"))
+    write_source(function="[path.read_text() for path in Path('few').iterdir()]")
+
+    with pytest.raises(StageError, match=r"load-data reads files .*:\n      - few$"):
+        run()
 
 
 def test_module_of_a_logger_is_not_needed_in_deps(project):
