@@ -63,6 +63,7 @@ def server_context():
         + [name for name in names if not name.startswith(later)]
     )
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # the server imports the packages in its folder, and a test may be in a project
         patch.setenv("PREFECT_HOME", str(ROOT))  # any folder that exists: Prefect would make one for the user
         multiprocessing.forkserver.ensure_running()
     return context
