@@ -21,6 +21,9 @@
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained, nor one
   whose server does not respond any more: Prefect waits for some seconds for each event.
+* The pings of a connection. A thread of Prefect sends one every 20 seconds, whose content websockets draws
+  from Python's global generator: a run whose model or data use that generator had other numbers afterwards.
+  With the replacement the content comes from the system.
 """
 
 import asyncio
@@ -56,6 +59,7 @@ CHECKS = {
     "FlowRunSuspendingObserver": "_check_for_suspended_flow_runs",
 }
 """The method of each of Prefect's observers that asks for what no event has reported."""
+PING_BYTES = 4
 
 
 def _continue_without_lease(
@@ -161,6 +165,12 @@ async def _send_quietly(_original: Any, worker: Any, items: list[dict[str, Any]]
         await vars(worker)["_client"].create_logs(items)
 
 
+async def _ping_without_the_global_generator(
+    original: Any, connection: Any, data: str | bytes | None = None
+) -> Any:
+    return await original(connection, os.urandom(PING_BYTES) if data is None else data)
+
+
 def _skip_useless_drain(original: Any, service: Any, *arguments: Any, **options: Any) -> Any:
     state = vars(service)
     is_reset = state["_stopped"] and state["_done_event"] is None
@@ -224,6 +234,13 @@ PATCHES: tuple[Patch, ...] = (
         "(self, at_exit=False)",
         SUPPORTED,
         _skip_useless_drain,
+    ),
+    Patch(
+        "websockets.asyncio.connection:Connection.ping",
+        "a thread of Prefect would draw from the generator of Python that a model or its data may use",
+        "(self, data=None)",
+        ">=15,<17",
+        _ping_without_the_global_generator,
     ),
 )
 

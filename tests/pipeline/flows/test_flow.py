@@ -1,7 +1,9 @@
 """The tasks, their states and the bodies that they run, without a Prefect API."""
 
+import asyncio
 import inspect
 import logging
+import random
 import re
 import sys
 import time
@@ -12,9 +14,12 @@ import pytest
 from pages import ROOT, page
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import serve
 
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
+from pipeline.flows import prefect_patches
 from pipeline.flows.experiments import Experiment, fetch_experiments, run_experiment, warn_of_temporary_folder
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.task_run import TASKS, hide_expected_errors
@@ -218,3 +223,19 @@ def test_run_in_a_temporary_folder_reports_what_is_lost(folder, push, warnings):
     assert len(reported) == len(warnings)
     assert all(warning in text for warning, text in zip(warnings, reported, strict=True))
     assert all(text.endswith("Set push") != push for text in reported)
+
+
+def test_pings_of_a_connection_do_not_draw_from_the_generator_that_training_uses():
+    """A thread of Prefect sends them every 20 seconds, in the process that trains."""
+    prefect_patches.apply()
+
+    async def ping():
+        async with serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with connect(f"ws://127.0.0.1:{port}", proxy=None) as connection:
+                await (await connection.ping())
+
+    before = random.getstate()
+    asyncio.run(ping())
+
+    assert random.getstate() == before
