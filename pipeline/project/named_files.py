@@ -30,17 +30,20 @@ MAX_FOLDERS = 1_000
 def find_named_files(modules: Iterable[Path], root: Path) -> dict[Path, Path]:
     """Return the files that *modules* of the project *root* name, and folders of it, each with its module.
 
-    A name is a text or, for a file, a word of one. It is relative to *root*, to the folder of the module, or
-    to a folder that another text names.
+    A name is a text or, for a file, a word of one with a dot or a slash. It is relative to *root*, to the
+    folder of the module, or to a folder that another text names. A text without a slash names no folder, as
+    in ``batch["data"]``: other programs open files below it at any time.
     """
     named: dict[Path, Path] = {}
     for module in modules:
         texts = _read_texts(root / module)
         bases = [root, (root / module).parent]
-        folders = [path for path in _join(bases, texts) if path.is_dir() and root in path.parents]
-        words = dict.fromkeys([*texts, *(word for text in texts for word in text.split())])
-        files = [path for path in _join([*bases, *folders], words) if path.is_file()]
-        named |= dict.fromkeys([*folders, *files], module)
+        folders = {path for path in _join(bases, texts) if path.is_dir() and root in path.parents}
+        words = [word for text in texts for word in text.split() if "." in word or os.sep in word]
+        names = dict.fromkeys([*texts, *words])
+        files = [path for path in _join([*bases, *folders], names) if path.is_file()]
+        watched = _join(bases, [text for text in texts if os.sep in text.rstrip(os.sep)])
+        named |= dict.fromkeys([*folders.intersection(watched), *files], module)
     return named
 
 
@@ -59,8 +62,13 @@ def _read_texts(path: Path) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _parse_texts(source: bytes) -> list[str]:
-    """Return the texts in *source* that may be the name of a file; those of ``f"{folder}/name"`` too."""
-    values = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    """Return the texts in *source* that may be the name of a file; those of ``f"{folder}/name"`` too.
+
+    Docstrings, and other texts that are statements, are left out.
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    unused = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    values = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in unused]
     texts = [value for value in values if isinstance(value, str) and 0 < len(value) <= MAX_TEXT]
     texts += [text.lstrip("/") for text in texts if text.startswith("/")]
     return [text for text in dict.fromkeys(texts) if text and "\0" not in text]
