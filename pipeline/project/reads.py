@@ -44,6 +44,7 @@ SYSTEM = (
     *sysconfig.get_paths().values(),
 )
 """Beginnings of the paths that belong to the machine or to the installation, and not to a run."""
+MEMORY = "/dev/shm/"  # noqa: S108  where a user may keep data
 SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", "data/sources"))
 """Our code that is a dependency by content; the rest has a VERSION."""
 MODULE = "<module>"
@@ -193,10 +194,9 @@ class ReadRecorder:
             return False
         if path.startswith(self._folder):
             return is_of_project(Path(path[len(self._folder) :]))
-        is_elsewhere = (
-            path.startswith(SYSTEM) or "/." in path or any(f"/{name}/" in path for name in INSTALLED)
-        )
-        return not (is_elsewhere or path.endswith(".py"))
+        is_of_machine = path.startswith(SYSTEM) and not path.startswith(MEMORY)
+        is_installed = "/." in path or any(f"/{name}/" in path for name in INSTALLED)
+        return not (is_of_machine or is_installed or path.endswith(".py"))
 
     def _find_reader(self, frame: FrameType | None) -> tuple[str, str]:
         """Return the innermost module of the user that is being imported, and the one whose code runs."""
