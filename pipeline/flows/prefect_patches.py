@@ -21,14 +21,17 @@
   Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
   torch raises as an error in the run. With the replacement a service that was reset is not drained, nor one
   whose server does not respond any more: Prefect waits for some seconds for each event.
-* The pings of a connection. A thread of Prefect sends one every 20 seconds, whose content websockets draws
-  from Python's global generator: a run whose model or data use that generator had other numbers afterwards.
-  With the replacement the content comes from the system.
+* The random numbers of threads. A thread of Prefect sends a ping every 20 seconds, whose content websockets
+  draws from Python's global generator, and a repeated request waits for a time that Prefect draws from it: a
+  run whose model or data use that generator had other numbers afterwards. With the replacements they come
+  from the system.
 """
 
 import asyncio
 import functools
+import math
 import os
+import random
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
@@ -171,6 +174,13 @@ async def _ping_without_the_global_generator(
     return await original(connection, os.urandom(PING_BYTES) if data is None else data)
 
 
+def _draw_interval_from_the_system(
+    _original: Any, average_interval: float, lower: float = 0, upper: float = 1
+) -> float:
+    drawn = random.SystemRandom().uniform(lower, upper)
+    return -math.log(max(1 - drawn, 1e-10)) * average_interval
+
+
 def _skip_useless_drain(original: Any, service: Any, *arguments: Any, **options: Any) -> Any:
     state = vars(service)
     is_reset = state["_stopped"] and state["_done_event"] is None
@@ -234,6 +244,13 @@ PATCHES: tuple[Patch, ...] = (
         "(self, at_exit=False)",
         SUPPORTED,
         _skip_useless_drain,
+    ),
+    Patch(
+        "prefect.utilities.math:poisson_interval",
+        "Prefect draws the time before a request is repeated from Python's generator, which training may use",
+        "(average_interval, lower=0, upper=1)",
+        SUPPORTED,
+        _draw_interval_from_the_system,
     ),
     Patch(
         "websockets.asyncio.connection:Connection.ping",

@@ -14,6 +14,7 @@ import pytest
 from pages import ROOT, page
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
+from prefect.utilities.math import clamped_poisson_interval
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
@@ -225,8 +226,8 @@ def test_run_in_a_temporary_folder_reports_what_is_lost(folder, push, warnings):
     assert all(text.endswith("Set push") != push for text in reported)
 
 
-def test_pings_of_a_connection_do_not_draw_from_the_generator_that_training_uses():
-    """A thread of Prefect sends them every 20 seconds, in the process that trains."""
+def test_connections_of_prefect_do_not_draw_from_the_generator_that_training_uses():
+    """Its threads send pings every 20 seconds, and repeat requests, in the process that trains."""
     prefect_patches.apply()
 
     async def ping():
@@ -237,5 +238,6 @@ def test_pings_of_a_connection_do_not_draw_from_the_generator_that_training_uses
 
     before = random.getstate()
     asyncio.run(ping())
+    assert 0.7 <= clamped_poisson_interval(1.0, 0.3) <= 1.3
 
     assert random.getstate() == before
