@@ -92,7 +92,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     with suppress(StageError):  # another DVC, which the check of the patches reports
         apply_checks()
     return {
-        "patches": environment.check_patches,
+        "patches": partial(environment.check_patches, timeout),
         "params": project.check_project,
         "disk": environment.check_disk,
         "prefect": partial(environment.check_prefect, timeout),

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_fo
 from stages.contracts.text import format_megabytes
 from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
-from stages.system.patches import find_problems
 from stages.system.processes import program_command
 
 TIMEOUT_SECONDS = 30.0
@@ -36,9 +34,17 @@ PATCH_MODULES = (
     "pipeline.flows.prefect_patches",
     "stages.optim.fast_path.patches",
 )
+PATCH_PROGRAM = """
+import importlib, json, sys
+from stages.system.patches import find_problems
+modules = [importlib.import_module(name) for name in sys.argv[1:]]
+problems = [line for each in modules for line in find_problems(each.PATCHES)]
+print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
+"""
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
+RETRY = "Run `learner doctor` again with a greater --timeout"
 REMOTE_REMEDY = "`dvc push` and `dvc pull` need it. Check its address, your access, and the network"
 START_ENVIRONMENT = Path("/proc/self/environ")
 """The variables with which this process was started, without those that a command of ours has set since."""
@@ -46,20 +52,48 @@ SHARED_FOLDER = Path("/var/tmp/dvc")  # noqa: S108  that of DVC
 """The folder of DVC's state if nothing names another one."""
 
 
-def check_patches() -> Iterator[Diagnostic]:
-    """Check that the private names that this project replaces in DVC, Prefect and torch are as expected."""
-    try:
-        patches = [patch for name in PATCH_MODULES for patch in import_module(name).PATCHES]
-    except ImportError as error:
-        message = f"replaced private names: cannot be checked: {error}"
+def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
+    """Check that the private names that this project replaces in DVC, Prefect and torch are as expected.
+
+    The names are looked up in another process, because that imports all three packages.
+    """
+    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
+    if done is None:
+        message = f"replaced private names: not checked within {timeout_seconds:g} seconds"
+        yield warning("patches", message, RETRY)
+        return
+    if done.returncode:
+        message = f"replaced private names: cannot be checked: {_last_line(done)}"
         yield problem("patches", message, "Reinstall learner-pipeline with its requirements")
         return
-    problems = find_problems(patches)
-    for line in problems:
+    result = json.loads(done.stdout)
+    for line in result["problems"]:
         message, _, remedy = line.rpartition(". ")
         yield problem("patches", message, remedy)
-    if not problems:
-        yield ok("patches", f"replaced private names: {len(patches)}, all as expected")
+    if not result["problems"]:
+        yield ok("patches", f"replaced private names: {result['count']}, all as expected")
+
+
+def _run_program(
+    program: str, *arguments: str, timeout_seconds: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run the Python *program* in another process; return None after *timeout_seconds*."""
+    command = program_command(program, *arguments)
+    try:
+        return subprocess.run(  # noqa: S603  programs of this module
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
 
 
 def check_disk() -> Iterator[Diagnostic]:
@@ -190,23 +224,14 @@ def check_remotes(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
 
 def _check_remote(name: str, url: str, *, timeout_seconds: float) -> Diagnostic:
     subject = f"remote {name}"
-    try:
-        done = subprocess.run(  # noqa: S603  a program of this module
-            program_command(REMOTE_PROGRAM, name),
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
-        )
-    except subprocess.TimeoutExpired:
+    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
+    if done is None:
         message = f"{url} did not answer within {timeout_seconds:g} seconds"
         return problem(subject, message, REMOTE_REMEDY)
     try:
         state = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        reason = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}, no message"
-        return problem(subject, f"{url} is unreachable: {reason}", REMOTE_REMEDY)
+        return problem(subject, f"{url} is unreachable: {_last_line(done)}", REMOTE_REMEDY)
     if state["filled"]:
         return ok(subject, f"{url} answers")
     bucket = state["path"].partition("/")[0]

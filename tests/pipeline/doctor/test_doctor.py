@@ -342,7 +342,7 @@ def test_private_name_that_changed_is_a_problem_with_the_supported_version(tmp_p
         "from stages.system.patches import Patch\n"
         'PATCHES = (Patch("json:dumps", "an example", "(value)", "1.0"),)\n'
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(environment, "PATCH_MODULES", ("changed_patches",))
 
     (found,) = environment.check_patches()
