@@ -81,7 +81,7 @@ def train(folder, schedule, optimizer, epochs, recorder=None):
     learner = builder.build(model, OPTIMIZERS[optimizer](model), SCHEDULES[schedule]())
     assert bool(learner.resumed) is (epochs == 4 and recorder is not None)
     learner.fit([(x[:3], y[:3]), (x[3:], y[3:])], [(x, y)])
-    state = encode_state(learner._components.state.model.optimizer.state_dict(), "the optimizer")
+    state = encode_state(learner.components.state.model.optimizer.state_dict(), "the optimizer")
     return model.state_dict(), state, list(learner.history)
 
 

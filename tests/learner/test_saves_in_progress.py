@@ -77,7 +77,7 @@ def test_memory_of_the_copy_is_provided_after_the_first_step_and_freed_at_the_en
             sizes.append(snapshot_bytes())
 
     def snapshot_bytes():
-        return learner._components.checkpoints._writer._snapshot.nbytes
+        return learner.components.checkpoints._writer._snapshot.nbytes
 
     (net, loaders), sizes = tiny, []
     learner = start(tmp_path, 1).checkpoint_every(steps=100).renderer(Watch()).build(net(), Adam(), 0.05)

@@ -44,7 +44,7 @@ def test_run_without_validation_keeps_the_last_checkpoints_and_the_last_is_the_b
         "model-3.mpk.gz",
         "model-4.mpk.gz",
     ]
-    last = learner._components.checkpoints.epochs.restore(4)
+    last = learner.components.checkpoints.epochs.restore(4)
     assert best_epoch(last) == 4
 
 
