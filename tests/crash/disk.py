@@ -17,7 +17,9 @@ from workers import run_trials
 NEWNS, NEWUSER, REC, PRIVATE = 0x00020000, 0x10000000, 0x4000, 1 << 18
 BALLAST = "ballast"
 KIB = 1024
-DISK_FULL = re.compile(r"No space left on device|make space|free disk space|disk is full", re.IGNORECASE)
+DISK_FULL = re.compile(
+    r"No space left on device|make space|free (disk|some) space|disk is full", re.IGNORECASE
+)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

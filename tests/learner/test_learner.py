@@ -274,8 +274,8 @@ def test_half_precision_checkpoints_log_a_warning(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda b: b.num_epochs(0), "at least one epoch"),
-        (lambda b: b.grads_accumulation(0), "at least one batch"),
+        (lambda b: b.num_epochs(0), "pass an integer from 1"),
+        (lambda b: b.grads_accumulation(0), "pass an integer from 1"),
         (lambda b: b.devices("cpu"), "pass a list of devices"),
         (lambda b: b.devices([]), "pass a list of devices"),
         (

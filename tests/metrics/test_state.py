@@ -90,6 +90,7 @@ OUTPUTS = {
     "learning_rate": ({}, numbers),
     "loss": ({}, numbers),
     "mae": ({}, numbers),
+    "matthews": ({}, classes),
     "ms_ssim": ({}, large_images),
     "mse": ({}, numbers),
     "peak_memory": ({}, numbers),
