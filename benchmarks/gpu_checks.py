@@ -414,9 +414,16 @@ class Setup:
 
 
 def open_process(seconds: float = PROCESS_LIMIT_SECONDS) -> ProcessPoolExecutor:
-    """Return an executor with one process, which prints its stack and exits after *seconds*."""
-    limit = partial(faulthandler.dump_traceback_later, seconds, exit=True)
-    return ProcessPoolExecutor(1, CONTEXT, initializer=limit)
+    """Return an executor with one process, which prints its stack and exits after *seconds*.
+
+    The table has the standard output to itself: what the process prints is written to the standard error.
+    """
+    return ProcessPoolExecutor(1, CONTEXT, initializer=_begin, initargs=(seconds,))
+
+
+def _begin(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    sys.stdout = sys.stderr
 
 
 def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
