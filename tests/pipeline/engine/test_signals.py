@@ -43,7 +43,7 @@ def hold(phase):
         signal.set_wakeup_fd(before)
 
 def audit(event, args):
-    if event == "import" and args[0].partition(".")[0] in ("typer", "torch", "sklearn"):
+    if event == "import" and args[0].partition(".")[0] in ("typer", "torch", "numpy"):
         hold("import " + args[0].partition(".")[0])
     elif event == "os.rename" and str(args[1]).endswith("artifacts/metrics.json"):
         hold("publish")
@@ -227,7 +227,7 @@ PROGRAMS = {"process": (launch_process, LEARNER), "fork": (launch_fork, ("pipeli
     ("stage", "phase", "name", "program"),
     [
         long("fit", "import torch", "SIGTERM", "process"),
-        long("load-data", "import sklearn", "SIGINT", "process"),
+        long("load-data", "import numpy", "SIGINT", "process"),
         long("fit", "startup", "SIGHUP", "process"),
         ("fit", "training", "SIGTERM", "process"),
         long("fit", "training", "SIGHUP", "process"),
