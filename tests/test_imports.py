@@ -51,7 +51,10 @@ COMMANDS = [
     ("learner stage load-data", "stages.data.sources.built_in", UNUSED - {"dvc", "rich"}),
     ("learner stage build-learner", "stages.learner.builder", UNUSED - {"dvc", "rich"}),
 ]
-SERVICE = [("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"})]
+SERVICE = [
+    ("import pipeline.flows.flow", "pipeline.flows.flow", {"torch", "plotext", "pygit2"}),
+    ("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"}),
+]
 STEPS = LIBRARY + COMMANDS + SERVICE
 """Steps, each with a module that it imports and those that it must not import."""
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.comparison.collection import Cell, PlotData, thin, thin_steps
-from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec, vega_script
+from pipeline.comparison.plot_images import vega_script
+from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec
 from pipeline.comparison.runs import (
     Comparison,
     MetricCurve,

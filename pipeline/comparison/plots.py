@@ -1,6 +1,5 @@
 """Plots of runs: the charts of ``learner plot``, and Vega-Lite specifications from the templates of DVC."""
 
-import json
 import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.comparison.collection import CurvePoint, read_iterations, summarize
+from pipeline.comparison.plot_images import draw_image
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.errors import StageError
@@ -22,11 +22,6 @@ from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import draw_chart, reduce_points
 from stages.system.files import open_atomic
-
-try:
-    import vl_convert
-except ImportError:  # the extra is not installed, and most commands do not need it
-    vl_convert = None
 
 CHART_ROWS = 16
 """Height of a chart in the terminal."""
@@ -62,38 +57,6 @@ DASHES = {"train": [5, 4], "valid": [1, 0]}
 Spec = dict[str, Any]
 Series = Mapping[tuple[str, str], Iterable[CurvePoint]]
 """Run and split to points."""
-
-EXTRA = "pip install 'learner-pipeline[page]'"
-"""The command that installs vl-convert."""
-VEGA_LITE = "6.4"
-"""Version of Vega-Lite that matches the Vega in vl-convert; it also accepts DVC's templates, of version 5."""
-
-
-def is_available() -> bool:
-    """Return whether vl-convert is installed."""
-    return vl_convert is not None
-
-
-def vega_script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script. Raises `StageError` without vl-convert."""
-    return str(_converter().javascript_bundle(vl_version=VEGA_LITE))
-
-
-def draw_image(spec: dict[str, Any], form: str, scale: float = 2.0) -> bytes:
-    """Return the Vega-Lite *spec* drawn as *form*: svg, or png with *scale* pixels for each unit of its size.
-
-    Raises `StageError` without vl-convert.
-    """
-    text, converter = json.dumps(spec), _converter()
-    if form == "svg":
-        return str(converter.vegalite_to_svg(text, vl_version=VEGA_LITE)).encode()
-    return bytes(converter.vegalite_to_png(text, vl_version=VEGA_LITE, scale=scale))
-
-
-def _converter() -> Any:
-    if vl_convert is None:
-        raise StageError(f"vl-convert is not installed. Run {EXTRA}, or pip install vl-convert-python")
-    return vl_convert
 
 
 def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterations: bool) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from dvc.config import Config, merge
 from dvc.repo import Repo
-from pygit2 import Blob, Object, Oid, Tree
 
 from pipeline.project.git import (
     MAX_LISTED_FILES,
@@ -67,7 +66,7 @@ class FrozenProject:
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
         [file] = read_objects(self.root, [f"{commit or self.commit}:{path}"])
-        return file.data.decode() if isinstance(file, Blob) else None
+        return file.data.decode() if file and file.type_str == "blob" else None
 
     def list_changed_entries(self, commit: str) -> set[str]:
         """Return the names in the root folder of the project whose file or folder differs in *commit*."""
@@ -92,10 +91,10 @@ class FrozenProject:
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
 
 
-def _list_entries(folder: Object | None) -> set[tuple[str, Oid, int]]:
+def _list_entries(folder: Any) -> set[tuple[str, str, int]]:
     """Return the name, the id and the mode of each entry of *folder*; none if it is missing."""
-    entries = folder if isinstance(folder, Tree) else ()
-    return {(str(entry.name), entry.id, entry.filemode) for entry in entries}
+    entries = folder if folder and folder.type_str == "tree" else ()
+    return {(str(entry.name), str(entry.id), entry.filemode) for entry in entries}
 
 
 def freeze(root: Path) -> FrozenProject:

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline.comparison.plots import EXTRA, draw_image, is_available
+from pipeline.comparison.plot_images import EXTRA, draw_image, is_available
 from pipeline.flows.artifacts import Artifacts, short_timeout_client
 from pipeline.project.git import run_git
 from pipeline.project.revisions.revision import Results

@@ -13,8 +13,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pygit2 import Blob
-
 from pipeline.project.lockfile import parse_lockfile
 from pipeline.project.paths import parse_paths
 from pipeline.project.revisions.dvc_checks import DIRECTORY_SUFFIX
@@ -275,7 +273,7 @@ def _read_committed(root: Path, shas: Collection[str], cache: LocalCache) -> dic
     revisions = {}
     for sha, commit in zip(shas, read_commits(root, list(shas)), strict=True):
         files = zip(TRACKED, read_objects(Path.cwd(), [f"{sha}:{name}" for name in TRACKED]), strict=True)
-        tracked = {name: file.data for name, file in files if isinstance(file, Blob)}
+        tracked = {name: file.data for name, file in files if file and file.type_str == "blob"}
         revisions[sha] = RevisionFiles(tracked, cache, sha=sha, committed=commit_time(commit))
     return revisions
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pygit2
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.repo.experiments.utils import (
@@ -23,6 +23,13 @@ from pipeline.project.git import find_head
 from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, StageError
 
+if TYPE_CHECKING:
+    import pygit2
+
+PYGIT2 = "pygit2"
+"""The library that reads objects. It takes 40 ms to import, and most runs read none."""
+LINK_MODE = 0o120000
+"""The mode of a link in a tree of git."""
 MAX_LINKS = 40
 """Links in the path of a file, as in Linux."""
 
@@ -113,58 +120,61 @@ def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
     return {name for (name, sha), commit in pairs if commit and str(commit.id) != sha}
 
 
-def read_commits(root: Path, names: Sequence[str]) -> list[pygit2.Commit]:
+def read_commits(root: Path, names: Sequence[str]) -> "list[pygit2.Commit]":
     """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
     commits = read_objects(root, [f"{name}^{{commit}}" for name in names])
     missing = [name for name, commit in zip(names, commits, strict=True) if commit is None]
     if missing:
         raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
-    return [commit.peel(pygit2.Commit) for commit in commits if commit]
+    return [commit for commit in commits if commit]
 
 
-def commit_time(commit: pygit2.Commit) -> datetime:
+def commit_time(commit: "pygit2.Commit") -> datetime:
     """Return the time of *commit*, in the time zone of its committer."""
     zone = timezone(timedelta(minutes=commit.commit_time_offset))
     return datetime.fromtimestamp(commit.commit_time, zone)
 
 
-def read_objects(folder: Path, names: Sequence[str]) -> list[pygit2.Object | None]:
-    """Return the object of each of *names*; None for a missing object.
+def read_objects(folder: Path, names: Sequence[str]) -> list[Any]:
+    """Return the `pygit2.Object` of each of *names*; None for a missing object.
 
     A name is a revision in the repository of *folder*, or ``REVISION:PATH`` for a file or a folder below
     *folder*, also through links in the same commit. Raises `StageError` if there is no repository.
     """
     repository, prefix = _open_repository(folder)
-    objects: list[pygit2.Object | None] = []
+    errors = (KeyError, ValueError, TypeError, import_module(PYGIT2).GitError)
+    objects: list[Any] = []
     for name in names:
         revision, is_file, path = name.partition(":")
         try:
-            named = repository.revparse_single(revision)
             if is_file:
-                named = _find_file(named.peel(pygit2.Tree), posixpath.join(prefix, path))
-            objects.append(named)
-        except (KeyError, ValueError, TypeError, pygit2.GitError):
+                tree = repository.revparse_single(f"{revision}^{{tree}}")
+                objects.append(_find_file(tree, posixpath.join(prefix, path)))
+            else:
+                objects.append(repository.revparse_single(revision))
+        except errors:
             objects.append(None)
     return objects
 
 
 @lru_cache(maxsize=8)
-def _open_repository(folder: Path) -> tuple[pygit2.Repository, str]:
+def _open_repository(folder: Path) -> "tuple[pygit2.Repository, str]":
     """Return the repository of *folder*, and the path of *folder* in it."""
+    library: Any = import_module(PYGIT2)
     try:
-        repository = pygit2.Repository(pygit2.discover_repository(str(folder)) or str(folder))
+        repository = library.Repository(library.discover_repository(str(folder)) or str(folder))
         return repository, folder.resolve().relative_to(repository.workdir).as_posix()
-    except pygit2.GitError as error:
+    except library.GitError as error:
         raise StageError(f"git cannot read {folder}: {error}. Run `git status` in that folder") from error
 
 
-def _find_file(root: pygit2.Tree, path: str, links: int = 0) -> Any:
-    """Return the object at *path* below *root*, through links; raise `KeyError` if there is none."""
+def _find_file(root: Any, path: str, links: int = 0) -> Any:
+    """Return the object at *path* below the tree *root*, through links; `KeyError` if it is missing."""
     parts: tuple[str, ...] = PurePosixPath(posixpath.normpath(path)).parts
     entry: Any = root
     for place, name in enumerate(parts):
         entry = entry / name
-        if entry.filemode == pygit2.enums.FileMode.LINK:
+        if entry.filemode == LINK_MODE:
             target = posixpath.join(*parts[:place], entry.data.decode(), *parts[place + 1 :])
             if links == MAX_LINKS:
                 raise KeyError(path)
