@@ -65,9 +65,7 @@ class Watcher:
             if state != self._state:
                 self._content = None
                 objects = self._cache.list_objects()
-                if (
-                    not self._objects <= objects
-                ):  # the cache has lost one, so that a known run may have changed
+                if not self._objects <= objects:  # the cache has lost one, and a known run may have changed
                     self._known.clear()
                 self._objects = objects
                 self._found = self._read(read_runs(self._revs))

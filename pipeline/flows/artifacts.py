@@ -18,9 +18,9 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from stages.contracts.events import Progress
+from stages.contracts.events import NoRenderer, Progress
 from stages.contracts.history import History, Split
-from stages.renderers.plain import NoRenderer, format_epoch
+from stages.renderers.plain import format_epoch
 
 API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError, ValueError)
 """The exceptions that Prefect's client raises if the server does not respond as an API."""

@@ -423,9 +423,11 @@ class LearnerBuilder:
 class SupervisedTraining(LearnerBuilder):
     """A builder with the loaders of the run, as in Burn since 0.20::
 
-    training = SupervisedTraining("artifacts", train, valid).metrics(LossMetric()).num_epochs(10)
-    result = training.launch(Learner(model, Adam(), 1e-3))
-    save_file(result.model, "model", CompactRecorder())
+        training = SupervisedTraining("artifacts", train, valid).metrics(LossMetric()).num_epochs(10)
+        result = training.launch(Learner(model, Adam(), 1e-3))
+        save_file(result.model, "model", CompactRecorder())
+
+    The options are those of `LearnerBuilder`.
     """
 
     def __init__(self, directory: Path | str, train: Loader, valid: Loader | None) -> None:

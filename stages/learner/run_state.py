@@ -332,9 +332,6 @@ def _values(entry: Mapping[str, Any]) -> list[Value]:
     return [Value(number, split, metric, value) for number, value in pairs]
 
 
-log = logging.getLogger(__name__)
-
-
 def describe_environment(
     device: torch.device, precision: str, *, ranks: int = 1, strategy: str = "ddp"
 ) -> dict[str, str]:

@@ -17,8 +17,7 @@ from stages import data
 from stages.contracts.config import arguments_of
 from stages.system.files import write_text
 from stages.contracts.history import Split, Value
-from stages.devices import derive_seed
-from stages.devices import find_device
+from stages.devices import derive_seed, find_device
 from stages.learner import LoopCheckpoints
 from stages.learner.from_params import build_loader
 from stages.loggers import write_curves, write_metrics
