@@ -3,7 +3,6 @@
 `apply` checks the names and replaces them in this process. An import of this module replaces none.
 """
 
-import functools
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -19,14 +18,13 @@ from dvc.output import Output
 from pipeline.engine.signals import DeferredSignals
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
-    apply_checks,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
 )
 from stages.contracts.errors import StageFailedError
 from stages.system.files import raise_unless_missing
-from stages.system.patches import Patch, check_patches, replace_names
+from stages.system.patches import Patch, apply_patches
 
 
 @dataclass
@@ -243,12 +241,6 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-@functools.cache
 def apply() -> None:
-    """Replace the names in `PATCHES` in this process; a second call has no effect.
-
-    Raises `StageError` if a name does not match the installed DVC. Then no name is replaced.
-    """
-    check_patches(PATCHES)
-    apply_checks()
-    replace_names(patch for patch in PATCHES if patch not in CHECKS)
+    """Replace the names in `PATCHES` in this process. Raises the error of `apply_patches`."""
+    apply_patches(PATCHES)

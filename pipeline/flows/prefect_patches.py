@@ -28,7 +28,6 @@
 """
 
 import asyncio
-import functools
 import math
 import os
 import random
@@ -55,7 +54,7 @@ from pipeline.flows.server_outage import (
     wait_for_server,
 )
 from stages.contracts.printing import print_error
-from stages.system.patches import Patch, check_patches, replace_names
+from stages.system.patches import Patch, apply_patches
 
 CHECKS = {
     "FlowRunCancellingObserver": "_check_for_cancelled_flow_runs",
@@ -262,11 +261,6 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-@functools.cache
 def apply() -> None:
-    """Replace the names in `PATCHES` in this process; a second call has no effect.
-
-    Raises `StageError` if a name does not match the installed Prefect. Then no name is replaced.
-    """
-    check_patches(PATCHES)
-    replace_names(PATCHES)
+    """Replace the names in `PATCHES` in this process. Raises the error of `apply_patches`."""
+    apply_patches(PATCHES)

@@ -1,7 +1,6 @@
 """Private names of other packages that this project replaces, and the check that they are what it expects.
 
-A package has one module for its patches, with a tuple ``PATCHES`` and a function ``apply`` that checks the
-tuple and then replaces the names.
+A package has one module for its patches, with a tuple ``PATCHES`` that `apply_patches` checks and applies.
 """
 
 import functools
@@ -103,10 +102,20 @@ def check_patches(patches: Iterable[Patch]) -> None:
         raise StageError("\n  ".join(problems))
 
 
-def replace_names(patches: Iterable[Patch]) -> None:
-    """Replace the names of *patches* in this process."""
+_replaced: set[str] = set()
+
+
+@functools.cache
+def apply_patches(patches: tuple[Patch, ...]) -> None:
+    """Replace the names of *patches* in this process; one that is replaced already stays.
+
+    Raises `StageError` if one of them does not match the installed package. Then no name is replaced.
+    """
+    check_patches(patches)
     for patch in patches:
-        patch.replace()
+        if patch.name not in _replaced:
+            patch.replace()
+            _replaced.add(patch.name)
 
 
 def _plain_signature(function: Any) -> str:

@@ -10,7 +10,6 @@ a damaged file as an output. The functions here read the content. `pipeline.engi
 call them in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
 """
 
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
 from stages.contracts.printing import print_error
 from stages.system.files import md5, read_regular
-from stages.system.patches import Patch, check_patches, replace_names
+from stages.system.patches import Patch, apply_patches
 
 SUPPORTED = "3.18.3"
 _OBJECT = re.compile(r"[0-9A-Za-z_-]+(\.dir)?(\.unpacked)?")
@@ -155,14 +154,12 @@ CHECKS = (
 """The names that `apply_checks` replaces, a part of ``pipeline.engine.dvc_patches.PATCHES``."""
 
 
-@functools.cache
 def apply_checks() -> None:
     """Have DVC refuse such files in this process: it raises `UnsafeFileError`, or its own error about YAML.
 
     It also writes its settings in UTF-8. Raises `StageError` if a name does not match the installed DVC.
     """
-    check_patches(CHECKS)
-    replace_names(CHECKS)
+    apply_patches(CHECKS)
 
 
 def remove_damaged_outputs(root: Path) -> None:
