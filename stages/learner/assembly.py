@@ -116,8 +116,9 @@ def assemble(
     if options.compile is not None:
         compilers.setdefault("", options.compile.compiler())
     _check(options, model, optimizer)
-    if isinstance(optimizer, GroupedOptimizer):
-        freeze_parameters(model, optimizer.freeze)
+    groups = optimizer if isinstance(optimizer, GroupedOptimizer) else None
+    if groups is not None:
+        freeze_parameters(model, groups.freeze)
     device = find_rank_device(options.devices)
     group = join_group(options.devices)
     is_sharded = options.strategy == "fsdp" and group.size > 1
@@ -126,7 +127,6 @@ def assemble(
         _prepare_batch_norms(options, model, group, device)
     whole = list(model.parameters())
     model = _place_model(options, model, compilers, device, group if is_sharded else None)
-    groups = optimizer if isinstance(optimizer, GroupedOptimizer) else None
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_model_optimizer(optimizer, model)
@@ -136,10 +136,7 @@ def assemble(
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
-    scheduler = as_scheduler(optimizer, lr)
-    if groups is not None:
-        scheduler = schedule_groups(groups, model, optimizer, scheduler)
-    _prepare_scheduler(options, scheduler, checks_metrics=not isinstance(lr, ScheduleUse))
+    scheduler = _build_scheduler(options, model, optimizer, groups, lr)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     model_state.is_sharded = is_sharded
     if options.averaging is not None:
@@ -184,12 +181,25 @@ def _place_model(
     return model
 
 
-def _prepare_scheduler(options: LearnerOptions, scheduler: LrScheduler, *, checks_metrics: bool) -> None:
-    """Have *scheduler* follow the options. Raises `BuilderError` if its metric is not registered."""
+def _build_scheduler(
+    options: LearnerOptions,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    groups: GroupedOptimizer | None,
+    lr: LearningRate,
+) -> LrScheduler:
+    """Return the schedule of *lr*, with those of *groups* that have one of their own.
+
+    Raises `BuilderError` if it follows a metric that is not registered.
+    """
+    scheduler = as_scheduler(optimizer, lr)
+    if groups is not None:
+        scheduler = schedule_groups(groups, model, optimizer, scheduler)
     if isinstance(scheduler, Scheduler):
         scheduler.follow(options.burn_version or "0.21", accumulates=options.accumulation.batches > 1)
-    if any(options.metrics.values()) or checks_metrics:  # build-learner has no metrics
+    if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
+    return scheduler
 
 
 def _check_optimizer(

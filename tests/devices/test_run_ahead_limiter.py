@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.learner.loop import RunAheadLimiter
+from stages.devices.run_ahead_limiter import RunAheadLimiter
 
 
 class Device:
