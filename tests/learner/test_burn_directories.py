@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from burn_files import BURN_022, needs_files
 
 from stages.contracts.errors import CheckpointError
 from stages.learner import LearnerBuilder
@@ -16,7 +17,6 @@ from stages.records import BurnpackRecorder, DefaultRecorder, NamedMpkGzFileReco
 from stages.renderers import NoRenderer
 from stages.runs.file_names import TRAINER_SUFFIX
 
-RUNS = Path(__file__).parents[3] / "shared/burn-0.22/runs"
 SCHEDULES = {"constant": lambda: 0.05, "linear": lambda: Scheduler(0.05, Linear(final=0.01, num_iters=16))}
 OPTIMIZERS = {"adam": Adam(), "sgd": Sgd(kind="sgd"), "sgd with momentum": Sgd(kind="sgd", momentum=0.9)}
 
@@ -147,13 +147,13 @@ def losses(folder, split):
 RATES = {"tiny22": lambda: Scheduler(0.1, Linear(final=0.01, num_iters=20)), "tiny21": lambda: 0.1}
 
 
-@pytest.mark.skipif(not RUNS.exists(), reason="needs the files that Burn wrote, in ../shared")
+@needs_files
 @pytest.mark.parametrize(
     ("name", "recorder"), [("tiny22", BurnpackRecorder()), ("tiny21", DefaultRecorder())]
 )
 def test_run_of_burn_continues_to_its_losses_and_keeps_its_files(name, recorder, tmp_path):
     for run_of_burn in ("half", "full"):
-        with tarfile.open(RUNS / f"{name}-{run_of_burn}.tar.xz") as archive:
+        with tarfile.open(BURN_022 / f"runs/{name}-{run_of_burn}.tar.xz") as archive:
             archive.extractall(tmp_path, filter="data")
     directory, full = tmp_path / f"{name}-half", tmp_path / f"{name}-full"
     before = contents(directory)

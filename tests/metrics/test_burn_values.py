@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from burn_files import BURN_022, needs_files
 
 from stages.contracts.outputs import (
     ClassificationOutput,
@@ -31,9 +32,7 @@ from stages.metrics import (
 )
 from stages.metrics.from_torchmetrics import bleu, dice, ms_ssim, psnr, rouge_l, ssim
 
-FILES = Path(__file__).parents[3] / "shared/burn-0.22"
 PAGE = Path(__file__).parents[2] / "stages/learner/from_burn.md"
-needs_files = pytest.mark.skipif(not FILES.exists(), reason="needs the values of Burn, in ../shared")
 PAD = 2
 BATCHES = [slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 27)]
 SCORES = {"precision": PrecisionMetric, "recall": RecallMetric, "fbeta2": partial(FBetaScoreMetric, 2.0)}
@@ -159,13 +158,13 @@ DIFFERENCES = {
 def data(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("inputs"))  # the program writes a file
-        arrays = runpy.run_path(str(FILES / "metrics_inputs.py"))["out"]
+        arrays = runpy.run_path(str(BURN_022 / "metrics_inputs.py"))["out"]
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 @pytest.fixture(scope="module")
 def expected():
-    lines = (FILES / "metrics_expected.txt").read_text().splitlines()
+    lines = (BURN_022 / "metrics_expected.txt").read_text().splitlines()
     return {name: rest for name, *rest in (line.split(" | ") for line in lines)}
 
 

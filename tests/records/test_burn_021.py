@@ -1,11 +1,11 @@
 """Records of modules and schedules as Burn 0.21 reads and writes them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from burn_files import BURN_022, needs_files
 
 from stages.optim import Composed, Cosine, Linear, Noam, Scheduler, Step
 from stages.records import (
@@ -20,8 +20,6 @@ from stages.records.named_records import build_metadata, pack_record
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import RawTensor, Record
 
-FILES = Path(__file__).parents[3] / "shared/burn-0.22/burn-0.21"
-needs_files = pytest.mark.skipif(not FILES.exists(), reason="needs the files that Burn wrote, in ../shared")
 MASK = RawTensor.of("Bool", (2,), np.array([0, 1], np.uint8))
 
 
@@ -93,12 +91,13 @@ def test_schedule_has_the_bytes_of_burn(name, recorder, tmp_path):
 
     path = recorder.record(scheduler.burn_state(), tmp_path / "scheduler")
 
-    assert path.read_bytes() == (FILES / f"schedules/{name}/scheduler-40{recorder.suffix}").read_bytes()
+    of_burn = BURN_022 / f"burn-0.21/schedules/{name}/scheduler-40{recorder.suffix}"
+    assert path.read_bytes() == of_burn.read_bytes()
 
 
 @needs_files
 def test_modules_of_burn_are_written_again_byte_for_byte(tmp_path):
-    paths = [*FILES.parent.glob("modules/gen21/*.mpk"), *FILES.parent.glob("modules/gen21/*.json")]
+    paths = [*BURN_022.glob("modules/gen21/*.mpk"), *BURN_022.glob("modules/gen21/*.json")]
 
     for number, path in enumerate(paths):
         form = formats.find_format(path)

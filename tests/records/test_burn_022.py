@@ -1,10 +1,8 @@
 """Records of optimizers and schedules of Burn 0.22, which writes them as burnpack."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+from burn_files import BURN_022, import_file, needs_files
 
 from stages.contracts.errors import RecordError
 from stages.optim import (
@@ -43,9 +41,6 @@ from stages.records import (
 from stages.records.dotted_names import decode_param_id, derive_param_id, flatten
 from stages.records.record_tree import RawTensor, Signed
 
-FILES = Path(__file__).parents[3] / "shared/burn-0.22"
-CHECK = FILES / "check.py"
-needs_files = pytest.mark.skipif(not FILES.exists(), reason="needs the files that Burn wrote, in ../shared")
 KINDS = {Signed: "Int", int: "UInt", float: "Float"}
 
 
@@ -203,19 +198,12 @@ def test_list_without_its_entries_is_refused(tmp_path):
         read_item(path)
 
 
-def check():
-    spec = importlib.util.spec_from_file_location("check", CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @needs_files
 @pytest.mark.parametrize("kind", ["optimizer", "schedule"])
 def test_files_of_burn_continue_to_its_numbers_and_ours_have_their_layout(kind):
-    module = check()
+    module = import_file(BURN_022 / "check.py")
 
-    for folder in sorted((FILES / f"{kind}s").iterdir()):
+    for folder in sorted((BURN_022 / f"{kind}s").iterdir()):
         is_equal, text = getattr(module, f"check_{kind}")(folder)
         assert is_equal, f"{folder.name}: {text}"
 
@@ -236,9 +224,9 @@ def test_names_of_adapters_are_those_of_their_tensors(tmp_path):
 @needs_files
 def test_files_of_burn_are_written_again_byte_for_byte(tmp_path):
     paths = (
-        sorted(FILES.glob("*/*/*.bpk"))
-        + sorted(FILES.glob("modules/*/*.bpk"))
-        + sorted(FILES.glob("odd/*.bpk"))
+        sorted(BURN_022.glob("*/*/*.bpk"))
+        + sorted(BURN_022.glob("modules/*/*.bpk"))
+        + sorted(BURN_022.glob("odd/*.bpk"))
     )
 
     for number, path in enumerate(paths):

@@ -1,9 +1,7 @@
 """Modules of Burn have its outputs, and its optimizers continue to its parameters, or they are refused."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from burn_files import BURN_022, import_file, needs_files
 
 from stages.contracts.errors import RecordError
 from stages.records import (
@@ -15,8 +13,7 @@ from stages.records import (
     record_of,
 )
 
-FILES = Path(__file__).parents[3] / "shared/burn-0.22"
-pytestmark = pytest.mark.skipif(not FILES.exists(), reason="needs the files that Burn wrote, in ../shared")
+pytestmark = needs_files
 MODULES = [
     "gen21/cnn.bin",
     "gen21/cnn.json",
@@ -32,21 +29,14 @@ MODULES = [
 ]
 
 
-def import_file(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def cases():
-    return import_file(FILES / "modules/cases.py")
+    return import_file(BURN_022 / "modules/cases.py")
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_of_burn_has_its_outputs(name, cases):
-    path = FILES / "modules" / name
+    path = BURN_022 / "modules" / name
     module = cases.make(cases.CASES[path.stem][0], seed=1)
 
     load_into(module, read_item(path, record_of(module) if path.suffix == ".bin" else None))
@@ -56,7 +46,7 @@ def test_module_of_burn_has_its_outputs(name, cases):
 
 def test_every_module_of_burn_is_compared_or_refused():
     refused = {"gen22/mha.ptadapter.safetensors"}
-    paths = {str(path.relative_to(FILES / "modules")) for path in FILES.glob("modules/gen*/*.*")}
+    paths = {str(path.relative_to(BURN_022 / "modules")) for path in BURN_022.glob("modules/gen*/*.*")}
 
     assert {name for name in paths if not name.endswith(".out")} == {*MODULES, *refused}
 
@@ -66,15 +56,15 @@ def test_modules_of_which_an_axis_or_an_adapter_is_unknown_are_refused(cases):
     nested = cases.make(cases.CASES["nested"][0], seed=1)
 
     with pytest.raises(RecordError, match="Burn's axes or PyTorch's"):
-        load_into(attention, read_item(FILES / "modules/gen22/mha.ptadapter.safetensors"))
+        load_into(attention, read_item(BURN_022 / "modules/gen22/mha.ptadapter.safetensors"))
     with pytest.raises(RecordError, match=r"unexpected: .*_lora"):
-        load_into(nested, read_item(FILES / "odd/nested.lora.bpk"))
+        load_into(nested, read_item(BURN_022 / "odd/nested.lora.bpk"))
 
 
 @pytest.mark.parametrize("suffix", [".mpk", ".bin"])
 @pytest.mark.parametrize("name", ["adam", "sgd_mom", "rms", "muon"])
 def test_optimizer_of_burn_021_continues_to_its_parameters(name, suffix):
-    check, folder = import_file(FILES / "check.py"), FILES / "burn-0.21" / name
+    check, folder = import_file(BURN_022 / "check.py"), BURN_022 / "burn-0.21" / name
     examples = []  # of which bincode needs one
     check.run(
         name, 1, 25, at_save=lambda model, optimizer: examples.append(optimizer_record(optimizer, model))
@@ -93,7 +83,7 @@ def test_optimizer_of_burn_021_continues_to_its_parameters(name, suffix):
 
 @pytest.mark.parametrize("name", ["gen21/cnn.bin", "gen21/conv2d.bin"])
 def test_bincode_of_a_module_has_the_bytes_of_burn(name, cases, tmp_path):
-    path = FILES / "modules" / name
+    path = BURN_022 / "modules" / name
     module = cases.make(cases.CASES[path.stem][0], seed=1)
 
     again = BinFileRecorder().record(read_item(path, record_of(module)), tmp_path / "again")
