@@ -38,20 +38,23 @@ def find_named_files(modules: Iterable[Path], root: Path) -> dict[Path, Path]:
     for module in modules:
         texts = _read_texts(root / module)
         bases = [root, (root / module).parent]
-        folders = {path for path in _join(bases, texts) if path.is_dir() and root in path.parents}
+        found = _find(bases, texts)
+        folders = {path: text for path, text in found.items() if path.is_dir() and root in path.parents}
         words = [word for text in texts for word in text.split() if "." in word or os.sep in word]
-        names = dict.fromkeys([*texts, *words])
-        files = [path for path in _join([*bases, *folders], names) if path.is_file()]
-        watched = _join(bases, [text for text in texts if os.sep in text.rstrip(os.sep)])
-        named |= dict.fromkeys([*folders.intersection(watched), *files], module)
+        found |= _find(bases, words) | _find(folders, [*texts, *words])
+        named |= {path: module for path in found if path.is_file()}
+        named |= {path: module for path, text in folders.items() if os.sep in text.rstrip(os.sep)}
     return named
 
 
-def _join(bases: Iterable[Path], texts: Iterable[str]) -> Iterator[Path]:
-    for base, text in product(dict.fromkeys(bases), texts):
+def _find(bases: Iterable[Path], texts: Iterable[str]) -> dict[Path, str]:
+    """Return the text that names each path below one of *bases* that exists."""
+    found = {}
+    for base, text in product(bases, dict.fromkeys(texts)):
         path = os.path.normpath(os.path.join(base, text))  # noqa: PTH118  any text
         if os.path.exists(path):  # noqa: PTH110  ten times as fast
-            yield Path(path)
+            found[Path(path)] = text
+    return found
 
 
 def _read_texts(path: Path) -> list[str]:
@@ -97,7 +100,7 @@ class OpenWatch:
 
     def read(self) -> Iterator[tuple[str, str]]:
         """Yield each file that was opened since the last call, with its reader."""
-        with suppress(OSError):  # there is no event
+        with suppress(OSError):  # no event has arrived
             while content := os.read(self._handle, MAX_EVENT_BYTES):
                 yield from self._parse(content)
 

@@ -44,7 +44,7 @@ SYSTEM = (
     *sysconfig.get_paths().values(),
 )
 """Beginnings of the paths that belong to the machine or to the installation, and not to a run."""
-MEMORY = "/dev/shm/"  # noqa: S108  where a user may keep data
+MEMORY = "/dev/shm/"  # noqa: S108  a user may keep data there
 SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", "data/sources"))
 """Our code that is a dependency by content; the rest has a VERSION."""
 MODULE = "<module>"

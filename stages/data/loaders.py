@@ -160,7 +160,7 @@ class Transfer:
 
 
 class DeviceLoader:
-    """The batches of a `HostLoader` on an accelerator, where a `NormalizeBatcher` also converts them."""
+    """The batches of a `HostLoader` on an accelerator, which also does the work of a `NormalizeBatcher`."""
 
     def __init__(self, host: HostLoader, device: torch.device, transfer: Transfer) -> None:
         self._host = host
