@@ -29,6 +29,8 @@ URL = "PREFECT_API_URL"
 RECORDING_VARIABLE = "LEARNER_PREFECT"
 FLOW_RUN = "LEARNER_FLOW_RUN"
 """Names the flow run that a stage belongs to, in the environment of its process."""
+REFUSALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
+"""Responses of a server that works."""
 PROBE_SECONDS = 10.0
 """The time limit of the probe, which may try several addresses of one name."""
 
@@ -126,16 +128,18 @@ def require_api(alternative: str = "") -> None:
         raise StageError(f"{_unreachable(problem)}. {advice.rstrip(',')}")
 
 
-def probe(url: str | None = None) -> str | None:
+def probe(url: str | None = None, timeout_seconds: float = PROBE_SECONDS) -> str | None:
     """Return why the API at *url*, by default the configured one, is unreachable; None if it responds.
 
-    A refused login or certificate counts as a response, because Prefect has its own settings for both.
+    A refused login or certificate counts as a response, because Prefect has its own settings for both, and so
+    does a limit of requests, because Prefect repeats those.
     """
     problems: list[str | None] = []
-    thread = threading.Thread(target=lambda: problems.append(_probe(url or read_setting(URL))), daemon=True)
+    address = url or read_setting(URL)
+    thread = threading.Thread(target=lambda: problems.append(_probe(address, timeout_seconds)), daemon=True)
     thread.start()
-    thread.join(PROBE_SECONDS)  # the lookup of a name has no time limit of its own
-    return problems[0] if problems else f"no response within {PROBE_SECONDS:g} s"
+    thread.join(timeout_seconds)  # the lookup of a name has no time limit of its own
+    return problems[0] if problems else f"no response within {timeout_seconds:g} s"
 
 
 def needs_login(timeout_seconds: float) -> bool:
@@ -183,15 +187,15 @@ def _headers() -> dict[str, str]:
     return headers
 
 
-def _probe(url: str) -> str | None:
+def _probe(url: str, timeout_seconds: float) -> str | None:
     try:
-        content = request("health", PROBE_SECONDS, url=url)
+        content = request("health", timeout_seconds, url=url)
     except urllib.error.HTTPError as error:
-        is_refusal = error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        is_refusal = error.code in REFUSALS
         is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in url
         return None if is_refusal or is_cloud else f"HTTP {error.code} from {error.url}"
     except TimeoutError:
-        return f"no response within {PROBE_SECONDS:g} s"
+        return f"no response within {timeout_seconds:g} s"
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return None if isinstance(reason, ssl.SSLCertVerificationError) else str(reason)

@@ -32,6 +32,8 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 25.0
 """Default time without a response after which a run ends without a report."""
+PROBE_SECONDS = 5.0
+"""The time limit of a probe, by which a run may end later."""
 PAUSE_SECONDS = 0.2
 RETRIED_CODES = "500,504"
 """Statuses after which Prefect's client repeats a request for a minute, as after 502 and 503."""
@@ -166,7 +168,7 @@ def exit_with_outage() -> NoReturn:
 
 
 def _is_responding() -> bool:
-    return probe(str(PREFECT_API_URL.value())) is None
+    return probe(str(PREFECT_API_URL.value()), PROBE_SECONDS) is None
 
 
 def describe_url() -> str:

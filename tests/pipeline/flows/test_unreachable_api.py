@@ -129,8 +129,8 @@ def test_invalid_or_unreachable_api_is_refused_with_one_line(project, command, e
     assert message in line
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_api_that_rejects_the_credentials_is_reachable(monkeypatch, status):
+@pytest.mark.parametrize("status", [401, 403, 429])
+def test_api_that_rejects_a_request_is_reachable(monkeypatch, status):
     with http_port(status) as port:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
 
