@@ -68,8 +68,7 @@ STAGES = """
 import json, sys
 from pathlib import Path
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_params import FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 root, stage, width = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 learner, data, run, config = root / "learner", root / "data", root / "run", root / "config.json"

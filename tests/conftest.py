@@ -27,7 +27,7 @@ pytest_plugins = ["file_order"]
 
 MEMORY = Path("/dev/shm")  # noqa: S108  pytest makes a folder of its own there
 NEEDED_BYTES = 6_000_000_000
-"""4.4 GB were the most that a run of all tests has used."""
+"""A run of all tests has used 0.6 GB at most; several may run at once."""
 if MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, virtual_memory().available / 2) > NEEDED_BYTES:
     # A copy of a project on a disk took 0.5 s of processor time, and its removal a second by the clock.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
