@@ -8,6 +8,8 @@ from dvc.repo import Repo
 
 from pipeline.engine.project_copy import freeze, temporary_copy
 from pipeline.project.git import SETTINGS_OF_A_CALL, VARIABLES_OF_A_REPOSITORY, run_git
+from pipeline.project.lockfile import LOCKFILE_BACKUP_LOCK
+from pipeline.project.paths import STORES_VARIABLE
 from stages.contracts.errors import StageError
 
 
@@ -104,3 +106,13 @@ def test_settings_of_dvc_may_have_letters_beyond_ascii(tmp_path, repository):
     with temporary_copy(freeze(root), root / ".runs/place.copy") as folder, Repo(str(folder)) as repo:
         assert Path(repo.cache.local_cache_dir) == root / ".dvc/cache"
         assert repo.config["remote"]["store"]["url"] == str(tmp_path / "speicher-ö")
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_no_watchdog_writes_in_a_copy_while_it_is_removed(project, tmp_path, is_copy):
+    """The watchdog of a stage outlives its DVC process, and with that the point of a sweep."""
+    stores = {STORES_VARIABLE: str(tmp_path / "stores")} if is_copy else {}
+
+    project.dvc("repro", "create-artifact-dir", **stores).ok()
+
+    assert (project.folder / LOCKFILE_BACKUP_LOCK).exists() is not is_copy

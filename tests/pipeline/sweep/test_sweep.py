@@ -94,8 +94,9 @@ def test_each_point_runs_once_if_the_sweep_is_killed(sweep_result):
         assert sweep_result.sweep.attempts(name) == 1 or name not in sweep_result.before
     assert all(f"{name}: done before" in sweep_result.outcome.out for name in sweep_result.before)
     assert not sweep_result.sweep.processes()
-    files = [path.name for path in (sweep_result.project.folder / ".runs/sweep").iterdir()]
-    assert not [name for name in files if name.endswith((".copy", ".sweep"))]
+    folder = sweep_result.project.folder / ".runs/sweep"
+    left = [path for path in folder.iterdir() if path.suffix in (".copy", ".sweep")]
+    assert not left, [str(path) for place in left for path in place.rglob("*")]
 
 
 def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
