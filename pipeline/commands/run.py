@@ -210,14 +210,14 @@ def _run_with_lock(name: str) -> None:
     )
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows.prefect_api import run_stage_of_dvc
-    from pipeline.project.paths import STORES_VARIABLE
+    from pipeline.project.paths import is_copy
     from stages.system.processes import is_alive
 
     waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
     dvc = find_dvc(waiting)
     with ExitStack() as stack:
         try:
-            if dvc and STORES_VARIABLE not in os.environ:  # a copy is removed, which a watchdog would disturb
+            if dvc and not is_copy():  # a copy is removed, which a watchdog would disturb
                 fork_watchdog(dvc)
             if waiting:
                 terminate_with(waiting)

@@ -69,6 +69,11 @@ def runs_root() -> Path:
     return Path(os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
 
 
+def is_copy() -> bool:
+    """Return whether the current folder is in a copy of the user's project, which has the run stores."""
+    return find_above(Path(".dvc")).resolve().parent != runs_root().resolve().parent
+
+
 def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
     for entry in stages_of(read_lockfile(path)).values():

@@ -108,11 +108,11 @@ def test_settings_of_dvc_may_have_letters_beyond_ascii(tmp_path, repository):
         assert repo.config["remote"]["store"]["url"] == str(tmp_path / "speicher-ö")
 
 
-@pytest.mark.parametrize("is_copy", [False, True])
-def test_no_watchdog_writes_in_a_copy_while_it_is_removed(project, tmp_path, is_copy):
+@pytest.mark.parametrize("variable", [None, STORES_VARIABLE, "DVC_ROOT"])
+def test_no_watchdog_writes_in_a_copy_while_it_is_removed(project, tmp_path, variable):
     """The watchdog of a stage outlives its DVC process, and with that the point of a sweep."""
-    stores = {STORES_VARIABLE: str(tmp_path / "stores")} if is_copy else {}
+    project.edit("dvc.yaml", "cmd: python", f"cmd: {variable or 'NO_COPY'}={tmp_path} python")
 
-    project.dvc("repro", "create-artifact-dir", **stores).ok()
+    project.dvc("repro", "create-artifact-dir").ok()
 
-    assert (project.folder / LOCKFILE_BACKUP_LOCK).exists() is not is_copy
+    assert (project.folder / LOCKFILE_BACKUP_LOCK).exists() is (variable is None)
