@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dvc.utils.serialize import dump_yaml, modify_yaml
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor.diagnostics import Level, run_checks
@@ -27,6 +28,7 @@ from pipeline.project.lockfile import (
     repair_lockfiles,
     try_dvc_lock,
 )
+from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP
 
@@ -330,3 +332,41 @@ def test_watchdog_works_on_a_kernel_without_descriptors_of_processes(project, mo
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
     assert LOCKFILE.read_text() == INTACT
+
+
+PARAMS = {
+    "numbers": [1e-05, 1e-4, 0.1, 1e22, 1e300, float("inf"), -0.0, 0, 12345678901234567890, True, None],
+    "texts": [
+        "",
+        "1",
+        "1e3",
+        "yes",
+        "null",
+        "a: b",
+        " x ",
+        "é😀",
+        "two\nlines\n",
+        "'",
+        '"',
+        "w" * 200,
+        "d " * 80,
+    ],
+    "nested": {"z": [], "a": {}, "list": [[1], [{"b": 1}]]},
+    "0123456789012345678901234567890e": "d41d8cd98f00b204e9800998ecf8427e.dir",
+}
+
+
+@pytest.mark.parametrize("comment", ["", "# edited by a user\n"])
+def test_lockfile_is_written_again_with_the_bytes_of_dvc(tmp_path, monkeypatch, comment):
+    """The parser in C, which drops comments, reads a dvc.lock that has none."""
+    apply_checks()
+    monkeypatch.chdir(tmp_path)
+    dump_yaml("written.yaml", {"stages": {"fit": {"cmd": "python\nfit", "params": PARAMS}}})
+    written = comment + Path("written.yaml").read_text()
+    for name in ("dvc.lock", "other.yaml"):
+        Path(name).write_text(written)
+        with modify_yaml(name) as content:
+            content["stages"]["new"] = {"params": PARAMS}
+
+    assert Path("dvc.lock").read_text() == Path("other.yaml").read_text()
+    assert Path("dvc.lock").read_text().startswith(written)
