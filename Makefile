@@ -6,6 +6,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 export PATH := $(BIN):$(PATH)
 # DVC's state is in a folder of this user, not in the one that all users share.
 export DVC_SITE_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/learner/dvc
+# mypy takes a minute of processor time without a cache, which clones share.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/learner/mypy
 unexport PYTHONDONTWRITEBYTECODE  # the processes of the tests share compiled modules
 
 PACKAGE ?=
