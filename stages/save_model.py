@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
-from stages import data, learner, records, runs
+from stages import data, inference, learner, records, runs
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
 from stages.learner.from_params import write_test_results
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
-from stages.records.config import SUFFIXES
 from stages.system.files import copy_file, describe, write_text
 
 VERSION = "6"
@@ -39,16 +38,14 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
         chosen = learner.use_average(chosen)
     recorder.record(_with_types(chosen.model, recorder, paths.learner), paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
-    files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]
-    for name, file in zip(config.exports, files, strict=True):
-        _export(name, chosen, file)
     if config.note:
         print_line(config.note)
     if paths.data is not None:
         copy_file(paths.data / data.DATASET_FILE, paths.exports / data.DATASET_FILE)  # for load_model
+    write_test_results(resolved, recorder, paths)
+    files = inference.write_exports(config, chosen, resolved, paths)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
-    write_test_results(resolved, recorder, paths)
 
 
 def _choose_checkpoint(config: SaveModelConfig, checkpointer: "runs.FileCheckpointer") -> "runs.Checkpoint":
@@ -80,10 +77,3 @@ def _with_types(
     model, _, _ = learner.LearnerSpec.read(directory).build(seed=0)
     records.load_into(model, item, source="the checkpoint")
     return records.record_of(model)
-
-
-def _export(name: str, chosen: "runs.Checkpoint", path: Path) -> None:
-    if name == "burnpack":
-        records.BurnpackRecorder().record(chosen.model, path)
-    else:
-        records.write_state_dict(learner.state_dict_of(chosen), path)

@@ -117,6 +117,7 @@ def find_late_mistakes(
     model = parse_paths(definition, "dvc.yaml").get("model")
     if model is not None:
         lines += filter(None, [describe_mistake(partial(params.save_model.check_suffix, model))])
+    lines += filter(None, [describe_mistake(params.save_model.check_packages)])
     return [
         *lines,
         *_find_untracked_params(content, definition),

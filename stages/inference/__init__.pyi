@@ -1,3 +1,4 @@
+from .exports import write_exports as write_exports
 from .inputs import InputBlock as InputBlock
 from .inputs import read_inputs as read_inputs
 from .prediction_files import write_predictions as write_predictions

@@ -1,11 +1,16 @@
 """Config and paths of the stage save-model."""
 
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
+from stages.contracts.fields import Flag, Text
+from stages.contracts.plugins import check_extra
 from stages.records.config import RecorderConfig
 from stages.runs.retention import BestConfig
 
@@ -18,8 +23,18 @@ class SaveModelConfig(Config):
 
     A file of ``safetensors`` has Burn's names and axes; for PyTorch, set ``exports: [safetensors]``.
     """
-    exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
-    """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
+    exports: tuple[Literal["safetensors", "burnpack", "onnx", "pt2", "model_card"], ...] = ()
+    """Further files of the model:
+
+    * ``safetensors``: the weights with PyTorch's names and axes; ``burnpack``: with Burn's
+    * ``onnx`` and ``pt2``: a program of ONNX or of `torch.export` for batches of any size. It is run on the
+      test split before it is written, and must have the outputs and the metrics of the model
+    * ``model_card``: a ``README.md`` with the data, the metrics and the params, for the Hugging Face hub
+    """
+    preprocess: Flag = Field(default=False, exclude_if=not_)
+    """Whether ``onnx`` and ``pt2`` normalize their inputs, which are then those of the source as float32."""
+    license: Text | None = Field(default=None, exclude_if=not_)
+    """The license in the model card, in the hub's notation, such as ``apache-2.0``."""
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss, or that of the metric in ``best``."""
     best: BestConfig | None = None
@@ -42,6 +57,11 @@ class SaveModelConfig(Config):
             "note: save_model.recorder: safetensors writes Burn's names and axes, so PyTorch would load each "
             "Linear transposed. For PyTorch, set save_model.exports: [safetensors]"
         )
+
+    def check_packages(self) -> None:
+        """Raise `PluginError` if a package is not installed that an export needs."""
+        for package in ("onnx", "onnxscript", "onnxruntime") if "onnx" in self.exports else ():
+            check_extra(package, "onnx", "save_model.exports: onnx")
 
     def check_suffix(self, model: Path) -> None:
         """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""

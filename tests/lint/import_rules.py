@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "data": BASE | {"records", "devices"},
     "distributed": BASE | {"records", "devices", "optim"},
     "learner": BASE | {"records", "runs", "metrics", "models", "optim", "devices", "distributed"},
-    "inference": BASE | LEAVES | {"data", "learner", "params"},
+    "inference": BASE | LEAVES | {"data", "learner", "params", "runs"},
     "params": BASE | LEAVES | {"data", "runs", "distributed"},  # the parts that params configure
 }
 

@@ -399,7 +399,7 @@ PARAMS = [
         "save_model",
         {},
         {"recorder": "section", "exports": "choices", "epoch": "choice", "weights": "choice"}
-        | {"best": "section or null"},
+        | {"best": "section or null", "preprocess": "flag", "license": "text or null"},
     ),
     ("save_model.best", {}, {"metric": "text", "split": "choice", "direction": "choice"}),
     ("save_model.recorder", {}, RECORDER),

@@ -17,10 +17,11 @@ def prepare(folder, source, **options):
     return config
 
 
-def train(folder, source, export_as="default", **options):
+def train(folder, source, export_as="default", save_options=None, **options):
     """Train a small model in one epoch on *source*, with a test split, and return its artifact directory.
 
-    *export_as* is the recorder of save-model, and *options* are params of fit.
+    *export_as* is the recorder of save-model, *save_options* are its other params, and *options* are those
+    of fit.
     """
     directory, prepared = folder / "artifacts", folder / "prepared"
     loaded = prepare(prepared, source, valid_fraction=0.3, test_fraction=0.3)
@@ -28,7 +29,9 @@ def train(folder, source, export_as="default", **options):
     trained = FitConfig.model_validate(
         {"num_epochs": 1, "batch_size": 7, "num_workers": 0, "device": "cpu", **options}
     )
-    saved = SaveModelConfig.model_validate({"recorder": export_as, "exports": ["safetensors"]})
+    saved = SaveModelConfig.model_validate(
+        {"recorder": export_as, "exports": ["safetensors"], **(save_options or {})}
+    )
     build_learner(built, BuildLearnerPaths(prepared / "dataset.json", directory / "learner"))
     plots = directory / "plots"
     fit(

@@ -67,6 +67,20 @@ def test_new_project_is_valid_committed_and_passes_its_tests(new_project):
     assert re.search(r"\d passed", new_project.ok("make", "test"))
 
 
+PROGRAMS = [name for name in NAMES if "exports:" in read_files(name).get("params.yaml", "")]
+
+
+@pytest.mark.long  # tests/inference/test_exports.py, on one model
+@pytest.mark.parametrize("new_project", PROGRAMS, indirect=True)
+def test_model_of_a_template_is_exported_as_programs_with_its_metrics(new_project):
+    new_project.edit("params.yaml", "exports: []", "exports: [onnx, pt2, model_card]")
+
+    new_project.dvc("repro").ok()
+
+    files = {path.name for path in (new_project.folder / "artifacts/exports").iterdir()}
+    assert {"model.onnx", "model.pt2", "README.md"} < files
+
+
 @pytest.fixture
 def template_files(request, open_project, tmp_path, monkeypatch):
     """Return a project with the files of a template, without the repository that `learner init` creates."""

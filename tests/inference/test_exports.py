@@ -1,0 +1,173 @@
+"""Programs of a trained model are run before they are kept, and have its outputs and its metrics."""
+
+import json
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from small_runs import prepare, train
+
+from stages import load_model
+from stages.contracts.errors import StageError
+from stages.contracts.outputs import ClassificationOutput
+from stages.inference.programs import TrainedRun, export_program
+from stages.models import ClassificationStep
+from stages.params.fit_params import FitConfig
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return np.random.default_rng(1).normal(5, 3, (60, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, inputs):
+    """Return the artifact directory of a run on numbers, with all exports."""
+    folder = tmp_path_factory.mktemp("run")
+    np.savez(folder / "data.npz", inputs=inputs, targets=np.arange(60) % 3)
+    source = {"kind": "npz", "path": str(folder / "data.npz")}
+    options = {"exports": ["onnx", "pt2", "model_card", "safetensors"], "preprocess": True, "license": "mit"}
+    return train(folder, source, save_options=options)
+
+
+@pytest.fixture
+def run(directory):
+    config = json.loads((directory / "config.json").read_bytes())
+    model = load_model(directory).model
+    return TrainedRun(model, FitConfig.model_validate(config["fit"]), directory.parent / "prepared")
+
+
+def test_programs_take_the_samples_of_the_source_and_have_the_outputs_of_the_model(directory, inputs):
+    session = onnxruntime.InferenceSession(directory / "exports/model.onnx")
+    program = torch.export.load(directory / "exports/model.pt2").module()
+
+    for count in (1, 60):
+        samples = torch.tensor(inputs[:count])
+        expected = load_model(directory)(samples)
+        (output,) = session.run(None, {session.get_inputs()[0].name: inputs[:count]})
+        torch.testing.assert_close(torch.tensor(output), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(program(samples), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_programs_have_no_path_of_the_code_and_no_build_of_torch(directory):
+    content = (directory / "exports/model.onnx").read_bytes()
+    with zipfile.ZipFile(directory / "exports/model.pt2") as archive:
+        content += b"".join(archive.read(name) for name in archive.namelist())
+    for text in ("stages/", "site-packages", torch.__version__.partition("+")[0] + "+"):
+        assert text.encode() not in content
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_program_is_written_with_equal_bytes_again(kind, directory, run, tmp_path):
+    export_program(kind, run, tmp_path / "again", preprocess=True)
+
+    assert (tmp_path / "again").read_bytes() == (directory / f"exports/model.{kind}").read_bytes()
+
+
+class Net(ClassificationStep, torch.nn.Module):
+    """A model of the three inputs; *change* is applied to its output."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = torch.nn.Linear(3, 3), change
+
+    def forward(self, inputs):
+        return self.change(self.linear(inputs))
+
+
+def differ_if_exported(logits):
+    return logits + 0.001 if torch.compiler.is_exporting() else logits
+
+
+def branch_on_a_value(logits):
+    return logits if logits.sum() > 0 else -logits
+
+
+def call_numpy(logits):
+    return torch.tensor(np.tanh(logits.tolist()), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (differ_if_exported, "an output of the program differs from that of the model by 0.001; at most"),
+        (branch_on_a_value, "torch.export cannot trace the model: Could not guard on data-dependent"),
+        (call_numpy, "torch.export cannot trace the model: "),
+    ],
+)
+def test_program_with_other_outputs_is_refused(run, tmp_path, kind, change, message):
+    with pytest.raises(StageError) as refused:
+        export_program(kind, replace(run, model=Net(change)), tmp_path / "model", preprocess=False)
+
+    assert str(refused.value).startswith(f"save_model.exports: {kind}: ")
+    assert message in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_program_with_another_metric_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.inference.programs.OUTPUT_TOLERANCE", 0.1)
+    with pytest.raises(StageError, match="Loss over the test split is .* with the program, and"):
+        export_program("pt2", replace(run, model=Shifted()), tmp_path / "model", preprocess=False)
+
+
+class Shifted(Net):
+    """A model whose first logit is larger in an export."""
+
+    def __init__(self):
+        super().__init__(lambda logits: logits)
+
+    def forward(self, inputs):
+        logits = super().forward(inputs)
+        shift = torch.tensor([0.01, 0.0, 0.0])
+        return logits + shift if torch.compiler.is_exporting() else logits
+
+
+class Words(ClassificationStep, torch.nn.Module):
+    """A model of sequences of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, ids, mask):
+        return self.linear((self.embedding(ids) * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))
+
+    def forward_classification(self, batch):
+        logits = self(batch.inputs, batch.mask)
+        return ClassificationOutput(self.loss(logits, batch.targets), logits, batch.targets)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_program_takes_sequences_of_any_length(tmp_path, kind):
+    lengths = np.arange(1, 41) % 6 + 1
+    rows = np.where(np.arange(6) < lengths[:, None], 1 + np.arange(40)[:, None] % 8, 0)
+    np.savez(tmp_path / "data.npz", inputs=rows, targets=np.arange(40) % 2)
+    prepare(tmp_path / "prepared", {"kind": "npz", "path": str(tmp_path / "data.npz")})
+    fit = FitConfig.model_validate({"batcher": "pad", "batch_size": 3, "num_workers": 0, "device": "cpu"})
+
+    export_program(
+        kind, TrainedRun(Words(), fit, tmp_path / "prepared"), tmp_path / "model", preprocess=False
+    )
+
+    assert (tmp_path / "model").stat().st_size > 100
+
+
+def test_card_has_the_metadata_of_the_hub_and_the_recorded_metrics(directory):
+    card = ModelCard((directory / "exports/README.md").read_text(), ignore_metadata_errors=False)
+    measured = json.loads((directory / "test/split/metrics.json").read_bytes())["test"]
+    results = {
+        result.metric_name: result.metric_value
+        for result in card.data.eval_results
+        if result.dataset_split == "test"
+    }
+
+    assert (card.data.license, card.data.library_name) == ("mit", "pytorch")
+    assert results == measured
+    manifest = json.loads((directory / "exports/manifest.json").read_bytes())["files"]
+    for name in ("model.onnx", "model.pt2", "model.safetensors"):
+        assert manifest[name]["sha256"] in card.text
