@@ -35,7 +35,7 @@ SetParams = Annotated[
         "--set-param",
         "-S",
         metavar="KEY=VALUE",
-        help="Param to override, in the syntax of `dvc exp run -S`; repeatable.",
+        help="Param to override, in the syntax of `dvc exp run -S`; a known one needs no plus. Repeatable.",
         show_default="none",
     ),
 ]

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from pipeline.project.yaml_files import read_yaml
-from stages.contracts.config import Config
+from stages.contracts.config import Config, Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import describe_portable_optimizer_conflict
 from stages.contracts.validation import describe_errors, format_value
@@ -72,6 +72,17 @@ def validate_params(content: Any, path: Path) -> Params:
         return Params.model_validate(sections)
     except ValidationError as error:
         raise build_params_error(path, describe_errors(error, Params)) from error
+
+
+def has_key(params: Params, key: str) -> bool:
+    """Return whether *key*, with dots, is a param of *params*, or an argument of a part that they name."""
+    *parents, name = key.split(".")
+    value: Any = params
+    for parent in parents:
+        if not (isinstance(value, Config) and parent in type(value).model_fields):
+            return False
+        value = getattr(value, parent)
+    return isinstance(value, Use) or (isinstance(value, Config) and name in type(value).model_fields)
 
 
 def build_params_error(path: Path, mistakes: Iterable[str]) -> ParamsError:

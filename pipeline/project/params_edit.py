@@ -24,7 +24,8 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.project.check import find_late_mistakes
 from pipeline.project.git import try_git
-from pipeline.project.params import PARAMS, Params, build_params_error, validate_params
+from pipeline.project.params import PARAMS, Params, build_params_error, has_key, validate_params
+from pipeline.project.snapshot import ABSENT, look_up
 from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError
@@ -40,6 +41,8 @@ MAX_PASSES = 2
 """The second pass restores the values that other keys inherit from one that the first pass has set."""
 
 YAML_SUFFIXES = (".yaml", ".yml")
+_KEY = re.compile(r"\w+(\.\w+)+")
+"""Matches a key of a section."""
 _WITHOUT_JSON = re.compile(r"[{&*]")
 
 _ABSENT = object()
@@ -152,14 +155,31 @@ def _read_lines(path: Path) -> tuple[str, str]:
 
 
 def _apply(overrides: Sequence[str], draft: Path, name: str) -> None:
+    if name == PARAMS.name:
+        overrides = _add_pluses(overrides, draft)
     try:
         apply_overrides(draft, list(overrides))
     except Exception as error:  # DVC wraps some errors of Hydra and OmegaConf, which have no common class
         reason = str(error.__cause__ or error).partition("See https:")[0].partition("full_key:")[0]
-        hint = f". Add a key that {name} does not have with a plus, as in -S +fit.keep.last=3"
+        hint = ". Correct the key, or add one that is unknown with a plus, as in -S +KEY=VALUE"
         raise ParamsError(
             f"-S {' -S '.join(overrides)}: {' '.join(reason.split())}{hint if NO_KEY in reason else ''}"
         ) from error
+
+
+def _add_pluses(overrides: Sequence[str], draft: Path) -> list[str]:
+    """Return *overrides* with a plus before each known param that *draft* lacks, as DVC adds a key."""
+    content: Any = parse_params(draft.read_text(encoding="utf-8"), str(draft))
+    keys = [override.partition("=")[0] for override in overrides]
+    missing = [key for key in keys if _KEY.fullmatch(key) and look_up(content, key) is ABSENT]
+    if not missing:
+        return list(overrides)
+    params = None
+    with suppress(ParamsError):  # reported when the params are checked
+        params = validate_params(content, PARAMS)
+    added = {key for key in missing if params is not None and has_key(params, key)}
+    pairs = zip(keys, overrides, strict=True)
+    return [f"+{override}" if key in added else override for key, override in pairs]
 
 
 def _check_readable(draft: Path, overrides: Sequence[str]) -> None:

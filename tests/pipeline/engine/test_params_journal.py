@@ -128,7 +128,7 @@ def test_run_sets_params_that_stay_after_it_has_completed(project):
     ("override", "code", "message"),
     [
         ("fit.num_epochs=0", 2, "params.yaml (unchanged) is not valid"),
-        ("fit.no_such_key=1", 2, "Add a key that params.yaml does not have with a plus"),
+        ("fit.no_such_key=1", 2, "Correct the key, or add one that is unknown with a plus"),
         ("load_data.source={kind: npz, path: nowhere.npz}", 1, "there is no file 'nowhere.npz'"),
     ],
 )

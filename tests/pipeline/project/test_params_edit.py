@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.engine.params_journal import edit_params
 from pipeline.project.params_edit import apply, override_content, override_params, parse_params
+from pipeline.project.snapshot import look_up
 from stages.contracts.errors import ParamsError
 
 ROOT = Path(__file__).parents[3]
@@ -116,3 +117,35 @@ def test_override_is_written_through_a_link(params, is_killed):
 
     assert params.readlink() == Path("experiments/base.yaml")
     assert other.read_text() == (TEXT if is_killed else TEXT.replace("epochs: 20", "epochs: 7"))
+
+
+def edit_content(overrides):
+    return override_content(overrides, TEXT, PARAMS.name)
+
+
+both_edits = pytest.mark.parametrize("edit", [override_params, edit_content])
+
+
+@both_edits
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("fit.validate_every=2", 2),
+        ("fit.keep.last=3", 3),
+        ("build_learner.optimizer.weight_decay=0.1", 0.1),
+        ("load_data.test_fraction=0.1", 0.1),
+    ],
+)
+def test_override_adds_a_param_that_exists(params, edit, override, value):
+    edited = edit([override, "fit.num_epochs=3"])
+
+    content = parse_params(edited, PARAMS.name) if isinstance(edited, str) else edited
+    assert look_up(content, override.partition("=")[0]) == value
+    assert content["fit"]["num_epochs"] == 3
+
+
+@both_edits
+@pytest.mark.parametrize("override", ["fit.precison=bf16", "save_model.best.metric=Accuracy", "fti.seed=1"])
+def test_override_of_an_unknown_param_is_refused(params, edit, override):
+    with pytest.raises(ParamsError, match="Correct the key, or add one that is unknown with a plus"):
+        edit([override])
