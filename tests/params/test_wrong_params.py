@@ -345,6 +345,7 @@ PARAMS = [
             "fast_path": "choice",
             "step": "choice",
             "averaging": "section or null",
+            "hooks": "parts",
             "gradient_checkpointing": "flag",
             "non_finite": "section",
             "early_stopping": "section or null",
