@@ -127,6 +127,8 @@ PARAMS = [
             "source": "part",
             "valid_fraction": "decay",
             "test_fraction": "decay",
+            "folds": "count or null",
+            "fold": "count",
             "stratify": "flag",
             "seed": "seed of NumPy",
         }
