@@ -213,6 +213,8 @@ class Loop:
             del batch  # free its memory before the next one is loaded
             if result is not None:
                 self._measure(meter, *result, iteration=iteration, rate=rate)
+            else:
+                meter.skip()
             del result  # free its output before the next one is computed
             if window.full:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
