@@ -55,7 +55,9 @@ def compare(
     ] = None,
     repeats: Annotated[
         bool,
-        flag("--repeats", "Show runs that differ in their seeds only as one: mean and standard deviation."),
+        flag(
+            "--repeats", "Show runs that differ in seeds or folds only as one: mean and standard deviation."
+        ),
     ] = False,
     watch: Annotated[
         bool, flag("--watch", "Serve the page on this computer, and update it while runs are at work.")

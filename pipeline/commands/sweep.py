@@ -13,15 +13,16 @@ from stages.contracts.printing import print_error
 def sweep(
     *,
     set_param: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--set-param",
             "-S",
             metavar="KEY=VALUES",
             help="Param and its values, in the syntax of `dvc exp run --queue -S`, or its interval with "
             "--search; repeatable.",
+            show_default="none, with --repeat or --folds",
         ),
-    ],
+    ] = None,
     draw: Annotated[
         int | None,
         typer.Option(
@@ -77,6 +78,16 @@ def sweep(
             help="Run each point with the seeds 1 to N; the table has mean and standard deviation.",
         ),
     ] = 1,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="K",
+            help="Run each point with each of K folds of the train data as the valid split; the table has "
+            "mean and standard deviation.",
+            show_default="no",
+        ),
+    ] = None,
     stop: Annotated[
         Literal["median", "asha", "hyperband", "percentile"] | None,
         typer.Option(
@@ -107,21 +118,26 @@ def sweep(
     """
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
-    from pipeline.sweep.plan import Point, expand, repeat
+    from pipeline.sweep.plan import Point, expand, fold, repeat
     from pipeline.sweep.progress import hide_prefect_logs
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
     from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
     _check_combination(search, trials, batch, draw, stop)
-    if repeats > 1 and (search or stop):
-        raise ParamsError("--repeat is for the points of a grid. Remove it, or --search and --stop")
+    has_repeats = repeats > 1 or folds is not None
+    if has_repeats and (search or stop):
+        option = "--repeat" if repeats > 1 else "--folds"
+        raise ParamsError(f"{option} is for the points of a grid. Remove it, or --search and --stop")
+    set_param = set_param or []
     if search and trials:
         source: Search | list[Point] = Search(
             set_param, SearchOptions(search, trials, batch or DEFAULT_BATCH, seed)
         )
     else:
-        source = repeat(expand(set_param, draw=draw, seed=seed), repeats)
+        is_plain = has_repeats and not set_param
+        points = [Point((), ())] if is_plain else expand(set_param, draw=draw, seed=seed)
+        source = repeat(fold(points, folds or 1), repeats)
     if dry_run:
         print_plan(source.ask() if isinstance(source, Search) else source, stop)
         return
@@ -138,7 +154,7 @@ def sweep(
             share_gpus=share_gpus,
             stop=stop,
             metric=metric,
-            has_repeats=repeats > 1,
+            has_repeats=has_repeats,
             output=output,
         )
         if isinstance(source, Search):

@@ -16,6 +16,9 @@ from stages.contracts.history import Direction, Split
 from stages.runs.overview import read_durations
 
 PARAMS = "params.yaml"
+SAMPLE = re.compile(r".*/epoch-(\d+)/[^/]+-[1-9]\.(?:png|txt)")
+MAX_SAMPLES = 16
+"""Samples of a split of a run on the page."""
 MAX_POINTS = 1000
 """Points of a curve of batches. A longer curve is thinned: more points could not be distinguished."""
 _NAMES = {
@@ -123,6 +126,8 @@ class PlotData:
     iterations: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
     """By ``split/metric``, each step from 0 and its value."""
     confusion: Sequence[Cell] = ()
+    samples: Mapping[str, bytes] = field(default_factory=dict)
+    """The samples of the last epoch that has some, by ``split/epoch-<n>/file``: PNG or text."""
 
 
 def read_epoch_curves(files: RevisionFiles) -> dict[str, MetricCurve]:
@@ -146,13 +151,25 @@ class PlotReader(Mapping[str, PlotData]):
     def __getitem__(self, name: str) -> PlotData:
         files = self.revisions[name]
         confusion = (files.paths.get("confusion") and files.read(files.paths["confusion"])) or ""
-        return PlotData(read_iterations(files), parse_matrix(confusion))
+        return PlotData(read_iterations(files), parse_matrix(confusion), read_samples(files))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.revisions)
 
     def __len__(self) -> int:
         return len(self.revisions)
+
+
+def read_samples(files: RevisionFiles) -> dict[str, bytes]:
+    """Return the content of the samples of the last epoch of each split that has some: see `PlotData`."""
+    samples: dict[str, bytes] = {}
+    for split in Split if "train" in files.paths and "valid" in files.paths else ():
+        matches = [(SAMPLE.fullmatch(path.as_posix()), path) for path in files.below(files.paths[split])]
+        epochs = [(int(match[1]), path) for match, path in matches if match]
+        last = max((epoch for epoch, _ in epochs), default=0)
+        for path in [path for epoch, path in epochs if epoch == last][:MAX_SAMPLES]:
+            samples[f"{split}/{path.parent.name}/{path.name}"] = files.read_bytes(path) or b""
+    return samples
 
 
 def read_iterations(

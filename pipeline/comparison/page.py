@@ -147,16 +147,18 @@ def build_plots_data(comparison: Comparison, plot_data: Mapping[str, PlotData], 
     steps, classes = StepColumns(), dict[tuple[Cell, ...], int]()
     epochs = _epoch_curves(runs, metrics, steps)
     iterations: dict[str, list[Tree]] = {}
-    matrices = []
+    matrices, samples = [], []
     for index, run in enumerate(runs):
         plots = plot_data.get(run.name, PlotData())
         for title, curve in _batch_curves(index, plots, metrics, steps):
             iterations.setdefault(title, []).append(curve)
         matrices.append(_matrix_data(plots.confusion, classes))
+        samples.append([_sample_data(*sample) for sample in plots.samples.items()])
         del plots  # before those of the next run are read
     charts = {"epochs": _charts(epochs, "epoch"), "iterations": _charts(iterations, "step")}
     confusion = {"spec": empty_confusion_spec(), "runs": matrices, "classes": list(classes)}
-    return {"charts": charts, "steps": list(steps), "confusion": confusion if any(matrices) else None}
+    data = {"charts": charts, "steps": list(steps), "confusion": confusion if any(matrices) else None}
+    return data | ({"samples": samples} if any(samples) else {})
 
 
 def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
@@ -250,6 +252,13 @@ def _matrix_data(cells: Sequence[Cell], classes: dict[tuple[Cell, ...], int]) ->
     index = classes.setdefault(tuple(cell[:2] for cell in cells), len(classes))
     numbers = [cell[2:] for cell in cells]
     return {"classes": index, "numbers": numbers} if numbers else None
+
+
+def _sample_data(path: str, content: bytes) -> Tree:
+    """Return a sample: the name of its file, and its text or its image in base64."""
+    if path.endswith(".png"):
+        return {"path": path, "image": base64.b64encode(content).decode()}
+    return {"path": path, "text": content.decode("utf-8", errors="replace")}
 
 
 def _epoch_curves(

@@ -12,8 +12,9 @@ from typing import Any
 from stages.contracts.errors import ParamsError, closest
 from stages.contracts.history import Direction
 
-SEEDS = ("build_learner.seed", "fit.seed", "load_data.seed")
-REPEAT = re.compile(r",?(repeat|seed)=\d+")
+SEEDS = ("build_learner.seed", "fit.seed", "load_data.seed", "load_data.fold")
+"""The params that differ between repeats, also the fold of a cross-validation."""
+REPEAT = re.compile(r",?(repeat|seed|fold)=\d+")
 """The part of the name of an experiment that differs between repeats."""
 
 

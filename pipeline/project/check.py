@@ -40,7 +40,7 @@ from stages.models import config as models
 from stages.optim import config as optimizers
 from stages.optim import schedules
 from stages.optim.schedules import FUNCTIONS, ScheduleUse
-from stages.params.fit_params import CHANGES_NO_NUMBER
+from stages.params.fit_params import CHANGES_NO_NUMBER, HOOKS
 from stages.records.safetensors_format import is_index, read_index
 from stages.runs.retention import BestConfig
 from stages.system.processes import program_command
@@ -58,10 +58,12 @@ BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {
     "schedule": schedules.BUILT_IN,
     "batcher": sources.BATCHERS,
     "augmentation": sources.AUGMENTATIONS,
+    "hook": HOOKS,
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
 }
 TESTS = {
+    "hook": "stages.learner.from_params:build_hook",
     "metric": "stages.metrics.registry:build_metric",
     "augmentation": "stages.data.augmentation:build_augmentation",
     "optimizer": "stages.optim:check_class",
@@ -72,6 +74,7 @@ PARTS = {
     "augment": "augmentation",
     "batcher": "batcher",
     "factory": "dataset",
+    "hooks": "hook",
     "loggers": "logger",
     "metrics": "metric",
     "model": "model",

@@ -35,6 +35,8 @@ PARAMS = "params.yaml"
 EPOCHS = "fit.num_epochs"
 REPEATED_SEEDS = ("build_learner.seed", "fit.seed")
 """The params of which each repeat of a point has other values."""
+FOLDS = ("load_data.folds", "load_data.fold")
+"""The params with the number of folds, and with that of a point."""
 MAX_NAME_LENGTH = 80
 _BRACKETS = re.compile(r"[\[\]{}'\"\s]")
 _HASH_LINES = re.compile(r"^ {6}(md5|size|nfiles): .*\n", re.MULTILINE)
@@ -125,19 +127,39 @@ def repeat(points: Sequence[Point], count: int) -> list[Point]:
 
     Raises `ParamsError` if a point sets one of these seeds.
     """
-    if count == 1:
+    seeds = range(1, count + 1) if count > 1 else ()
+    return _multiply(points, "repeat", [dict.fromkeys(REPEATED_SEEDS, seed) for seed in seeds])
+
+
+def fold(points: Sequence[Point], count: int) -> list[Point]:
+    """Return each of *points* with the folds 1 to *count* of the data as its valid split; 1 changes none.
+
+    Raises `ParamsError` if a point sets a param of the folds.
+    """
+    folds = range(1, count + 1) if count > 1 else ()
+    return _multiply(points, "fold", [dict(zip(FOLDS, (count, number), strict=True)) for number in folds])
+
+
+def _multiply(points: Sequence[Point], name: str, variants: Sequence[Mapping[str, int]]) -> list[Point]:
+    """Return each of *points* with each of *variants*, which set the same params, if there are any.
+
+    *name* is the title of the number of a variant.
+    """
+    if not variants:
         return list(points)
     overrides = [override for point in points for _, file in point.overrides for override in file]
     keys = {override.partition("=")[0].lstrip("+") for override in overrides}
-    if taken := sorted(keys.intersection(REPEATED_SEEDS)):
-        raise ParamsError(f"--repeat {count} sets {' and '.join(REPEATED_SEEDS)}. Remove -S {taken[0]}")
-    return [_with_seed(point, seed) for point in points for seed in range(1, count + 1)]
+    if taken := sorted(keys.intersection(variants[0])):
+        option = {"repeat": "--repeat", "fold": "--folds"}[name]
+        raise ParamsError(f"{option} {len(variants)} sets {' and '.join(variants[0])}. Remove -S {taken[0]}")
+    numbered = list(enumerate(variants, start=1))
+    return [_with_values(point, variant, (name, str(n))) for point in points for n, variant in numbered]
 
 
-def _with_seed(point: Point, seed: int) -> Point:
+def _with_values(point: Point, values: Mapping[str, int], title: tuple[str, str]) -> Point:
     files = dict(point.overrides)
-    files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={seed}" for key in REPEATED_SEEDS))
-    return Point(tuple(files.items()), (*point.varying, ("repeat", str(seed))))
+    files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={value}" for key, value in values.items()))
+    return Point(tuple(files.items()), (*point.varying, title))
 
 
 def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:

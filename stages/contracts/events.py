@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from stages.contracts.history import Direction, History, Split
+from stages.contracts.step_log import LoggedSample
 
 
 class Interrupter:
@@ -153,6 +154,14 @@ class BatchLogger(Protocol):
 
     def log_batches(self, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:
         """Log the value and the count of metric *name* on each of several batches."""
+
+
+@runtime_checkable
+class SampleLogger(Protocol):
+    """The optional part of a `MetricLogger` that logs samples of an epoch, which a step has logged."""
+
+    def log_sample(self, epoch: int, sample: LoggedSample) -> None:
+        """Log *sample*; after a resume within an epoch, those of the batches after it are logged again."""
 
 
 def log_batches(logger: MetricLogger, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:

@@ -47,7 +47,9 @@ from .sources.columns import split_columns as split_columns
 from .sources.columns import to_columns as to_columns
 from .sources.image_folder import materialize as materialize
 from .splits import Arrays as Arrays
+from .splits import Fold as Fold
 from .splits import Splits as Splits
+from .splits import has_valid_split as has_valid_split
 from .splits import split as split
 from .storage import DATASET_FILE as DATASET_FILE
 from .storage import DatasetInfo as DatasetInfo

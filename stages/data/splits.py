@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,6 +53,28 @@ class Splits:
         return {name: arrays for name, arrays in splits.items() if arrays is not None}
 
 
+class Fold(float):
+    """The share of the samples in one of several disjoint parts that together are all samples."""
+
+    index: int
+    """The number of the part, counted from 1."""
+    count: int
+    """The number of parts."""
+
+    def __new__(cls, index: int, count: int) -> Self:
+        """Create the share ``1 / count``."""
+        fold = super().__new__(cls, 1 / count)
+        fold.index, fold.count = index, count
+        return fold
+
+
+def has_valid_split(loaded: Arrays | Splits) -> bool:
+    """Return whether *loaded* has a valid split of its own, which is not drawn."""
+    arrays = loaded.train if isinstance(loaded, Splits) else loaded
+    is_named = arrays.splits is not None and bool((arrays.splits == "valid").any())
+    return is_named or (isinstance(loaded, Splits) and loaded.valid is not None)
+
+
 def split(
     arrays: Arrays, valid_fraction: float, seed: int, *, test_fraction: float = 0.0, stratify: bool = True
 ) -> Splits:
@@ -60,7 +82,8 @@ def split(
 
     Both fractions are shares of all samples; 0 leaves the split out. Regression targets are divided without
     strata, as all are with *stratify* False, and samples of a group stay together. A split in `Arrays.splits`
-    is not drawn. Raises `DataError` if a part would be empty or, without groups, would miss a class.
+    is not drawn. A *valid_fraction* that is a `Fold` is that part of the samples that are not in the test
+    split. Raises `DataError` if a part would be empty or, without groups, would miss a class.
     """
     fractions = {"test": test_fraction, "valid": valid_fraction}
     parts = divide_samples(arrays, arrays.targets, fractions, seed, stratify=stratify)
@@ -127,7 +150,11 @@ def divide(targets: np.ndarray, fractions: Mapping[str, float], seed: int) -> di
     parts: dict[str, np.ndarray] = {}
     for name, size in sizes.items():
         rest = parts.get("train")
-        remaining, drawn = _draw(targets if rest is None else targets[rest], name, size, generator)
+        chosen, fraction = targets if rest is None else targets[rest], fractions[name]
+        if isinstance(fraction, Fold):
+            remaining, drawn = _draw_fold(chosen, fraction, generator)
+        else:
+            remaining, drawn = _draw(chosen, name, size, generator)
         parts |= (
             {"train": remaining, name: drawn}
             if rest is None
@@ -140,15 +167,33 @@ def _check_sizes(count: int, fractions: Mapping[str, float], sizes: Mapping[str,
     rest = count - sum(sizes.values())
     if rest > 0 and all(sizes.values()):
         return
-    names = [f"{name}_fraction" for name in fractions]
+    names = ["folds" if isinstance(share, Fold) else f"{name}_fraction" for name, share in fractions.items()]
     requested = " and ".join(
-        f"{name} {fraction}" for name, fraction in zip(names, fractions.values(), strict=True)
+        f"{name} {fraction.count if isinstance(fraction, Fold) else fraction}"
+        for name, fraction in zip(names, fractions.values(), strict=True)
     )
     numbers = " and ".join(f"{size} for {name}" for name, size in sizes.items())
     raise DataError(
         f"an empty split: {requested} of {count} samples {'leaves' if len(names) == 1 else 'leave'} "
         f"{rest} for train and {numbers}. Change load_data.{' or load_data.'.join(names)}"
     )
+
+
+def _draw_fold(
+    targets: np.ndarray, fold: Fold, generator: np.random.RandomState
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the samples in the other folds, and of those in *fold*.
+
+    The folds are drawn one after another from the rest, so that they are the same for each index.
+    """
+    rest, folds = np.arange(len(targets), dtype=_index_type(len(targets))), []
+    for count in range(fold.count, 1, -1):
+        remaining, drawn = _draw(targets[rest], "fold", len(rest) // count, generator)
+        folds.append(rest[drawn])
+        rest = rest[remaining]
+    folds.append(rest)
+    chosen = folds.pop(fold.index - 1)
+    return np.concatenate(folds), chosen
 
 
 def _draw(
@@ -171,7 +216,8 @@ def _draw_classes(
         raise DataError(
             f"{len(targets)} samples cannot be divided so that every class is in both splits: "
             f"class {classes[counts.argmin()]} has {counts.min()}, and {len(classes)} classes share {train} "
-            f"samples in train and {size} in {name}. Add samples, or change load_data.{name}_fraction"
+            f"samples in train and {size} in {name}. Add samples, or change load_data."
+            f"{'folds' if name == 'fold' else f'{name}_fraction'}"
         )
     rows = _sort_by_class(targets, classes, counts)
     chosen = np.empty(size, rows.dtype)
@@ -254,7 +300,13 @@ def divide_groups(
     generator = np.random.RandomState(seed)
     visited = generator.permutation(len(members))
     visited = visited[(-sizes[visited]).argsort(kind="stable")]
-    shares = {"train": 1.0 - sum(fractions.values()), **fractions}
+    fold = fractions.get("valid")
+    if isinstance(fold, Fold):
+        shares = {name: fraction for name, fraction in fractions.items() if name != "valid"}
+        share = (1.0 - sum(shares.values())) / fold.count
+        shares |= {f"fold {number}": share for number in range(1, fold.count + 1)}
+    else:
+        shares = {"train": 1.0 - sum(fractions.values()), **fractions}
     chosen = _choose_splits([members[group] for group in visited], targets, list(shares.values()))
     parts = {}
     for place, name in enumerate(shares):
@@ -263,10 +315,14 @@ def divide_groups(
         ]
         if not members_of_split:
             raise DataError(
-                f"{len(members)} groups cannot be divided by load_data.test_fraction and valid_fraction: the "
-                f"{name} split would be empty. Add groups, or change the fractions"
+                f"{len(members)} groups cannot be divided by load_data.test_fraction and valid_fraction, or "
+                f"folds: the {name} split would be empty. Add groups, or change these params"
             )
         parts[name] = generator.permutation(np.sort(np.concatenate(members_of_split)))
+    if isinstance(fold, Fold):
+        parts["valid"] = parts.pop(f"fold {fold.index}")
+        others = [parts.pop(name) for name in shares if name.startswith("fold ") and name in parts]
+        parts["train"] = np.concatenate(others)
     return parts
 
 

@@ -5,6 +5,12 @@ from .evaluation import Evaluator as Evaluator
 from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells
 from .evaluation import confusion_matrix as confusion_matrix
+from .hooks import FrozenNorms as FrozenNorms
+from .hooks import Hook as Hook
+from .hooks import HookContext as HookContext
+from .hooks import ScheduleFree as ScheduleFree
+from .hooks import Unfreeze as Unfreeze
+from .hooks import check_hook as check_hook
 from .learner import Learner as Learner
 from .lr_finder import LearningRateCurve as LearningRateCurve
 from .lr_finder import find_learning_rate as find_learning_rate

@@ -42,6 +42,7 @@ from stages.learner.checks import (
     check_recordable_state,
     check_trainable,
 )
+from stages.learner.hooks import Hooks
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, find_default
@@ -139,6 +140,7 @@ def assemble(
     scheduler = _build_scheduler(options, model, optimizer, groups, lr)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     model_state.is_sharded = is_sharded
+    model_state.hooks = Hooks(options.hooks, model, optimizer)
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
     _check_recordable(model_state, options.recorder)

@@ -21,6 +21,7 @@ from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import AnyOptimizer, LearningRate
 from stages.learner.batches import Loader
 from stages.learner.checks import check_unique_name
+from stages.learner.hooks import check_hook
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
@@ -261,6 +262,15 @@ class LearnerBuilder:
         those of ``Learner.model``. Use `Learner.apply_average` to evaluate the average.
         """
         return self._set(averaging=averaging)
+
+    def hooks(self, *hooks: Any) -> Self:
+        """Call *hooks*, after those of earlier calls, at fixed points of the run. Default: none.
+
+        A hook has methods of `stages.learner.Hook`. Raises `BuilderError` if they do not fit.
+        """
+        for hook in hooks:
+            check_hook(hook)
+        return self._set(hooks=(*self._options.hooks, *hooks))
 
     def gradient_checkpointing(self) -> Self:
         """Recompute activations in the backward pass instead of keeping them: less memory, more time."""

@@ -181,7 +181,9 @@ class Evaluator:
             )
         logger = options.logger or find_default("loggers:TestMetricLogger")(options.directory / "test" / tag)
         metrics: list[MeteredMetric] = [(metric, [logger]) for metric in options.metrics]
-        meter = Meter(metrics, self._renderer, Split.VALID, 1, burn=options.burn, is_test=True)
+        meter = Meter(
+            metrics, self._renderer, Split.VALID, 1, burn=options.burn, is_test=True, log_loggers=[logger]
+        )
         shown = {metric.name: metric.shown for metric in options.metrics}
         progress = Progress(
             1, epoch=1, split=Split.VALID, batches=count or 0, running=meter.running, shown=shown

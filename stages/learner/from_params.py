@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from stages import data, devices, distributed, learner, loggers, metrics, records, runs
+from stages.contracts import plugins
 from stages.contracts.burn import choose_version
+from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.contracts.history import History, Split
 from stages.contracts.text import to_json
 from stages.loggers.tracking import RunDescription
 from stages.params.build_learner_params import BuildLearnerConfig
-from stages.params.fit_params import FitConfig, FitContext, FitPaths
+from stages.params.fit_params import HOOKS, FitConfig, FitContext, FitPaths
 from stages.params.save_model_params import SaveModelPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.system.files import remove, write_text
@@ -146,6 +148,7 @@ def configure_builder(
     """Set every option of *builder* that *config* and the caller of the stage have, and return it."""
     builder = (
         builder.metrics(*_build_metrics(config))
+        .hooks(*map(build_hook, config.hooks))
         .num_epochs(config.num_epochs)
         .sanity_check(config.sanity_check)
         .validate_every(config.validate_every)
@@ -207,6 +210,13 @@ def _build_metrics(config: FitConfig) -> "list[Any]":
     names = {metric.name for metric in built}
     telemetry = [metrics.build_telemetry(metric) for metric in config.telemetry]
     return built + [metric for metric in telemetry if metric.name not in names]
+
+
+def build_hook(use: Use) -> Any:
+    """Return the hook that *use* names. Raises `PluginError` and `BuilderError` for one that cannot work."""
+    hook = plugins.build("hook", use.kind, plugins.find("hook", use.kind, HOOKS), arguments_of(use))
+    learner.check_hook(hook)
+    return hook
 
 
 def configure_evaluator(config: FitConfig, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":

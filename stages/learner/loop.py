@@ -70,6 +70,7 @@ class Loop:
         self._group = components.group
         self._mid_epoch = MidEpochCheckpointer(components)
         model = self._state.model
+        self._hooks = model.hooks
         self._checks = StepChecks(model.model, model.optimizer)
         self._valid_step = self._state.wrap_step(model.model.valid_step, Split.VALID)
         self._limiter = RunAheadLimiter.of(components.device)
@@ -174,6 +175,8 @@ class Loop:
     def _run_epoch(self, train: Loader, valid: Loader | None, epoch: int) -> bool:
         """Train, validate and save; return whether the run continues."""
         position = self._state.position
+        step = position.iteration if position else 0
+        self._hooks.begin_epoch(epoch, step)
         self._state.begin_epoch(epoch)
         self._state.seed_generators(epoch)
         if position is None or position.split is Split.TRAIN:
@@ -181,11 +184,14 @@ class Loop:
                 is_complete = self._train(train, epoch)
             if not is_complete:
                 return False
+            step = 0
         if valid is not None and self._is_validated(epoch):
+            self._hooks.call("before_validation", step)
             with self._state.model.apply_average():
                 is_complete = self._validate(valid, epoch)
             if not is_complete:
                 return False
+            self._hooks.call("after_validation")
         self._finish(epoch)
         return not (self._stops_early() or self._mid_epoch.stops_between_epochs())
 
@@ -196,7 +202,7 @@ class Loop:
         """
         log.info("Executing training step for epoch %d", epoch)
         strategy, progress, window = self._strategy, self._progress, self._state.window
-        schedule, stops_after = self._state.model.scheduler, self._mid_epoch.stops_after
+        schedule, stops_after = self._state.model.scheduler, self._hooks.follow(self._mid_epoch.stops_after)
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
@@ -207,6 +213,8 @@ class Loop:
             del batch  # free its memory before the next one is loaded
             if result is not None:
                 self._measure(meter, *result, iteration=iteration, rate=rate)
+            else:
+                meter.skip()
             del result  # free its output before the next one is computed
             if window.full:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
@@ -250,6 +258,7 @@ class Loop:
     def _finish(self, epoch: int) -> None:
         """Finish *epoch*: flush the logs, show its values, and save."""
         state = self._state
+        self._hooks.call("after_epoch")
         synchronize_training_state(self._group, state.model.model)
         state.finish_epoch(epoch, is_validated=self._is_validated(epoch))
         self._observers.flush()

@@ -17,6 +17,7 @@ from stages.contracts.events import (
     Progress,
     Renderer,
     Resumable,
+    SampleLogger,
     Shown,
     Step,
     Verifiable,
@@ -24,8 +25,15 @@ from stages.contracts.events import (
 )
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
+from stages.contracts.step_log import MAX_SAMPLES, LoggedSample, StepLog, current_log
 from stages.distributed import ONE_RANK, RankGroup
-from stages.learner.steps.rank_values import HostTransfer, add_rank_values, encode_value, transfer_to_host
+from stages.learner.steps.rank_values import (
+    NO_VALUE,
+    HostTransfer,
+    add_rank_values,
+    encode_value,
+    transfer_to_host,
+)
 from stages.metrics import (
     Collector,
     Mean,
@@ -34,7 +42,9 @@ from stages.metrics import (
     MetricOptions,
     MetricState,
     PassMetric,
+    ScalarMetric,
     StepMetric,
+    measure_scalar,
 )
 from stages.metrics.registry import BUILT_IN
 from stages.metrics.state import add_states, load_state
@@ -46,6 +56,8 @@ MAX_PENDING_BATCHES = 64
 MAX_READ_DELAY = 8
 """Later batches that an accelerator computes while their values are copied, added and logged."""
 NOTHING: Mapping[str, MetricState] = {}
+LOGGED = "/logged"
+"""The key of what steps have logged in the state of a meter; no metric has a slash in its name."""
 Columns = Mapping[str, Sequence[MetricState]]
 """The values of batches by metric, in the order of the batches."""
 Measure = tuple[Callable[[Any], MetricState], bool, Callable[[Any], bool] | None, list[Any]]
@@ -158,8 +170,17 @@ class Meter:
         *,
         burn: Version | None = None,
         is_test: bool = False,
+        log_loggers: Sequence[MetricLogger] = (),
     ) -> None:
+        """Measure with *metrics*; what steps log beside their outputs is passed to *log_loggers*."""
         self._group = group
+        self._step_log = StepLog(MAX_SAMPLES if group.is_main else 0)
+        self._entries = self._step_log.entries
+        self._logged: dict[str, dict[int, Mean]] = {}
+        """The pending numbers that no metric has, by name and batch."""
+        self._log_loggers = log_loggers
+        self._sample_loggers = [logger for logger in log_loggers if isinstance(logger, SampleLogger)]
+        self._scalars = {metric.name for metric, _ in metrics if isinstance(metric.metric, ScalarMetric)}
         self._burn = burn
         self._is_test = is_test
         self._batches = 0
@@ -190,7 +211,8 @@ class Meter:
         """The values of telemetry metrics over the pass; empty before `finish`."""
 
     def begin(self) -> None:
-        """Start the metrics of the pass, before its loader is opened."""
+        """Start the metrics of the pass, before its loader is opened, and receive what its steps log."""
+        current_log.set(self._step_log)
         for metric in self._pass_metrics:
             metric.begin()
 
@@ -210,6 +232,8 @@ class Meter:
         metric cannot measure.
         """
         if item is not None:
+            if self._entries:
+                known = {**known, **self._take_entries(item, iteration)}
             for name, (measure, takes_step, collect, values) in (self._measures or self._find(item)).items():
                 if name in known:
                     values.append(known[name])
@@ -220,12 +244,36 @@ class Meter:
                 else:
                     values.append(measure(item))
             self._iterations.append(iteration)
+        else:
+            self.skip()
         self._batches += 1
         self._iteration = iteration
         if self._batches >= MAX_PENDING_BATCHES:
             self._start_transfer()
         elif self._in_transfer is not None and self._batches >= MAX_READ_DELAY:
             self._finish_transfer()
+
+    def skip(self) -> None:
+        """Discard what the step of a batch without a measurement has logged."""
+        self._entries.clear()
+
+    def _take_entries(self, item: Any, iteration: int) -> dict[str, Mean]:
+        """Log the samples of a step, keep its numbers, and return those that metrics of these names have."""
+        entries, known = self._entries.copy(), {}
+        self._entries.clear()
+        for entry in entries:
+            if isinstance(entry, LoggedSample):
+                for logger in self._sample_loggers:
+                    logger.log_sample(self._epoch, entry)
+                continue
+            mean = measure_scalar(entry.name, entry.value, entry.weight, item)
+            if entry.name not in self._loggers:
+                self._logged.setdefault(entry.name, {})[iteration] = mean
+            elif entry.name in self._scalars:
+                known[entry.name] = mean
+            else:
+                raise BuilderError(f"a step logs {entry.name!r}, the name of a metric. Use another name")
+        return known
 
     def _find(self, item: Any) -> dict[str, Measure]:
         """Set and return how each metric measures an *item*."""
@@ -247,7 +295,10 @@ class Meter:
         for name, collector in self._collectors.items():
             values, collected = self._measures[name][-1], iter(collector.measure())
             values[:] = [next(collected) if value is None else value for value in values]
-        return {name: values for name, (*_, values) in self._measures.items() if values}
+        pending = {name: values for name, (*_, values) in self._measures.items() if values}
+        for name, by_batch in self._logged.items():
+            pending[name] = [by_batch.get(iteration, NO_VALUE) for iteration in self._iterations]
+        return pending
 
     def describe_position(self) -> str:
         """Return the last batch whose values were read, 0 before the first in this process."""
@@ -262,7 +313,11 @@ class Meter:
         self.flush()
         if not self._group.is_main:
             return {}
-        return {name: encode_value(total, name) for name, total in self._totals().items()}
+        state = {name: encode_value(total, name) for name, total in self._totals().items()}
+        logged = {name: state.pop(name) for name in list(state) if name not in self._loggers}
+        if self._step_log.is_used:
+            state[LOGGED] = {"sums": logged, "samples": dict(self._step_log.counts)}
+        return state
 
     def check_state(self) -> None:
         """Raise `BuilderError` for a metric whose sum cannot be saved, without logging any value."""
@@ -278,6 +333,11 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from *state*. It is added after the next batch, whose values have the types of the sums."""
         self._resumed = decode_state(dict(state))
+        if (logged := self._resumed.pop(LOGGED, None)) is not None:
+            self._step_log.is_used = True
+            self._step_log.counts.update(logged["samples"])
+            sums = logged["sums"].items()
+            self._sums = {name: load_state(total, NO_VALUE, name) for name, total in sums}
         for metric in self._pass_metrics:
             if metric.name in self._resumed:
                 self._earlier[metric.name] = load_state(
@@ -327,6 +387,7 @@ class Meter:
         iterations, self._iterations, self._batches = self._iterations, [], 0
         for *_, values in self._measures.values():
             values.clear()
+        self._logged = {}
         flag = None if self._guard is None else self._guard.flag
         transfer = HostTransfer(_join(columns), flag)
         self._in_transfer = PendingValues(iterations, columns, transfer, self._iteration)
@@ -347,17 +408,20 @@ class Meter:
         bad_iteration, error = self._find_error(pending.last, is_flagged=is_flagged)
         self._sums = self._add(columns)
         for name, values in columns.items():
-            self._latest[name] = values[-1]
+            numbered = list(zip(pending.iterations, values, strict=False))
+            if name not in self._loggers:  # not each step logs it
+                numbered = [(n, value) for n, value in numbered if value.count]
+            for _, value in numbered[-1:]:
+                self._latest[name] = value
             has_value = _has_batch_value(values[-1])
             if has_value is None or (has_value and self._burn != "0.22"):
-                numbered = zip(pending.iterations, values, strict=False)
                 self._log(name, [(value.value, value.count) for n, value in numbered if n < bad_iteration])
         if error is not None:
             raise error
 
     def _log(self, name: str, values: Sequence[tuple[float, float]]) -> None:
         """Log and show the value and the count of metric *name* on each of several batches."""
-        for logger in self._loggers[name]:
+        for logger in self._loggers.get(name, self._log_loggers) if values else ():
             log_batches(logger, self._epoch, name, values)
         for value, _ in values:
             self._renderer.log(self._split, self._epoch, name, value)
@@ -383,7 +447,9 @@ class Meter:
         telemetry = {metric.name for metric in self._metrics if metric.telemetry}
         self.telemetry = {name: value for name, value in values.items() if name in telemetry}
         names = [metric.name for metric in self._metrics if metric.numeric and not metric.telemetry]
+        names += sorted(name for name in values.keys() - self._loggers.keys() if self._sums[name].count)
         results: dict[str, float] = {name: values[name] for name in names if name in values}
+        current_log.set(None)
         self._group.broadcast(results)
         return results
 
@@ -393,7 +459,7 @@ class Meter:
         has_line = self._burn == "0.22" and not self._is_test
         if self._burn is None or is_telemetry:
             has_line = not isinstance(total, Mean)
-        for logger in self._loggers[name]:
+        for logger in self._loggers.get(name, self._log_loggers):
             if self._burn == "0.22" and _has_batch_value(total) is not None:
                 getattr(logger, "log_bare", logger.log_final)(self._epoch, name, value)
             elif has_line:
@@ -407,7 +473,10 @@ class Meter:
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
-        latest = self._latest | {name: values[-1] for name, values in self._unread().items()}
+        unread = {name: values[-1] for name, values in self._unread().items()}
+        latest = self._latest | {
+            name: value for name, value in unread.items() if name in self._loggers or value.count
+        }
         latest = {name: value for name, value in latest.items() if _has_batch_value(value) is not False}
         hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
@@ -432,7 +501,10 @@ class Observers:
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
         """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
         metrics = self._list_metered(split)
-        return Meter(metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn)
+        loggers = [*self.loggers[split], *self.additional[split]]
+        return Meter(
+            metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn, log_loggers=loggers
+        )
 
     def _list_metered(self, split: Split) -> list[MeteredMetric]:
         return [

@@ -17,6 +17,7 @@ from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
 from stages.learner.checks import RuleOptions, find_valid_metrics, updates_itself
+from stages.learner.hooks import Hooks
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
@@ -63,6 +64,8 @@ class ModelState:
         """The last finished epoch; 0 before the first."""
         self.average: WeightAverage | None = None
         """The average of the weights; None if they are not averaged."""
+        self.hooks = Hooks((), model, optimizer)
+        """The hooks of the run."""
         self.is_sharded = False
         """True if each rank has a part of every parameter."""
         self._stepper = Stepper(
@@ -111,7 +114,8 @@ class ModelState:
         return self._stepper.set_rates(None if self._drives_groups else rate)
 
     def begin_training(self) -> None:
-        """Adapt to what was changed in the optimizer since the last epoch."""
+        """Call the hooks, and adapt to what was changed in the optimizer since the last epoch."""
+        self.hooks.call("before_epoch", self.hooks.context.step)
         self._stepper.check_next()
 
     @property
@@ -182,6 +186,7 @@ class ModelState:
         layout, extra = skeleton_of(self.model), training_state(self.model)
         supplement = encode_state(module_supplement(self.model), f"{type(self.model).__name__}.state_dict()")
         average = {} if self.average is None else {"average": self.average.state_dict()}
+        hooks = self.hooks.state_dict()
         raw = {} if self.average is None else self.average.raw
         with without_dynamo():
             return Checkpoint(
@@ -197,6 +202,7 @@ class ModelState:
                         self.scheduler.state_dict(), f"{type(self.scheduler).__name__}.state_dict()"
                     ),
                     **({"training_state": extra} if extra else {}),
+                    **({"hooks": hooks} if hooks else {}),
                     **average,
                     **trainer,
                 },
@@ -217,6 +223,7 @@ class ModelState:
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
+        self.hooks.load_state_dict(trainer.get("hooks", {}), warns=self.epoch > 0)
         if self.epoch:
             _report_replaced(arguments, self._read_arguments())
 

@@ -76,6 +76,8 @@ class LearnerOptions:
     """None for the clipping of the optimizer's config."""
     averaging: Averaging | None = None
     """None to validate and save the weights of the training alone."""
+    hooks: tuple[Any, ...] = ()
+    """Objects with methods of `stages.learner.Hook`."""
     gradient_checkpointing: bool = False
     sync_batch_norm: bool = False
     checkpoint: int | Literal["auto"] | None = None

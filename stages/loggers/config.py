@@ -57,7 +57,7 @@ def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProc
     options = {name: float(arguments.pop(name)) for name in PROCESS_OPTIONS if name in arguments}
     path = plugins.import_path("logger", use.kind, BUILT_IN)
     folder = directory / use.kind.rpartition(":")[2]
-    return TrackerProcess(path, folder, run, arguments=arguments, **options)
+    return TrackerProcess(path, folder, run, arguments=arguments, samples=directory.parent, **options)
 
 
 def send_pending_events(uses: Sequence[Use], directory: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contracts.plugins import load_extra
+from stages.contracts.step_log import LoggedSample
 from stages.loggers.line_file import read_entry
 from stages.system.files import write_text
 
@@ -59,6 +60,14 @@ class TensorBoardMetricLogger:
         """Add a point to the curve by epoch, for a metric that is not the mean of its batches."""
         self._open(epoch)
         self._sums[name] = value, 1
+
+    def log_sample(self, epoch: int, sample: LoggedSample) -> None:
+        """Add an image or a text at the step *epoch*."""
+        writer, name = self._open(epoch), f"{sample.name}/{sample.number}"
+        if isinstance(sample.content, str):
+            writer.add_text(name, sample.content, epoch)
+        else:
+            writer.add_image(name, sample.content, epoch, dataformats="HWC"[: sample.content.ndim])
 
     def flush(self) -> None:
         """Wait until TensorBoard's thread has passed all points to the operating system."""

@@ -17,14 +17,28 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from stages.contracts.errors import BuilderError, DataError
 from stages.contracts.history import History, Split, Value, format_file_name
+from stages.contracts.step_log import LoggedSample
 from stages.contracts.text import number
 from stages.loggers.line_file import LineFile, build_removal_error, hash_files, truncate_files, verify_files
-from stages.system.files import read_regular, sync_directory
+from stages.system.files import open_atomic, read_regular, sync_directory
+
+SAMPLE_FILES = ("*-[1-9].png", "*-[1-9].txt")
+"""Patterns of the files of samples in the folder of an epoch."""
+
+
+def encode_sample(sample: LoggedSample) -> bytes:
+    """Return the content of the file of *sample*: UTF-8, or an image in the format PNG."""
+    if isinstance(sample.content, str):
+        return sample.content.encode("utf-8", "backslashreplace")
+    png: bytes = resolve_name("stages.data.sample_sheet:encode_png")(sample.content)  # no import of that part
+    return png
 
 
 def parse_metric_name(file_name: str) -> str:
@@ -55,7 +69,7 @@ class FileMetricLogger:
         """The last epoch that may have a folder; None if it has not been determined."""
         self._files: dict[str, LineFile] = {}
         self._resumable: dict[str, int] = {}
-        """Size in bytes by name, of files to append to after a resume that are not open yet."""
+        """Size in bytes by name, of samples and of files that are not open yet after a resume."""
         self._unsynced: set[Path] = set()
         """Closed files, and folders of new files, that may not be on disk yet."""
 
@@ -78,6 +92,21 @@ class FileMetricLogger:
     def log_bare(self, epoch: int, name: str, value: float) -> None:
         """Add the *value* of *name* over the whole epoch alone, as Burn 0.22 does if no batch has a value."""
         self._file(epoch, name).write(f"{number(value)}\n")
+
+    def log_sample(self, epoch: int, sample: LoggedSample) -> None:
+        """Write *sample* to ``epoch-<n>/<name>-<number>.png`` or ``.txt``."""
+        if epoch != self._epoch:
+            self.close()
+            self._epoch = epoch
+        if not self._files:
+            self._begin_epoch()
+        is_text = isinstance(sample.content, str)
+        name = format_file_name(f"{sample.name}-{sample.number}", "txt" if is_text else "png")
+        path, content = self._folder() / name, encode_sample(sample)
+        with open_atomic(path) as file:
+            file.write(content)
+        self._resumable[self._relative_name(path)] = len(content)
+        self._unsynced |= {self.directory, self.directory.parent}
 
     def flush(self) -> None:
         """Pass all lines to the operating system. Raises `StageError` if a file was removed."""
@@ -119,7 +148,7 @@ class FileMetricLogger:
         self.close()
         self._resumable = truncate_files(self.directory, position)
         self._epoch = epoch
-        for path in self._folder().glob("*.log"):
+        for path in chain.from_iterable(map(self._folder().glob, ("*.log", *SAMPLE_FILES))):
             if self._relative_name(path) not in self._resumable:
                 path.unlink()
         self._remove_epochs_after(epoch)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -78,6 +79,11 @@ class MlflowTracker:
         for start in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + MAX_METRICS])
 
+    def log_samples(self, epoch: int, files: Mapping[str, Path]) -> None:
+        """Store *files* as artifacts in ``train/epoch-<n>`` and ``valid/epoch-<n>``."""
+        for name, path in files.items():
+            self._client.log_artifact(self._id, str(path), f"{name.partition('/')[0]}/epoch-{epoch}")
+
     def finish(self, status: str, summary: Mapping[str, Any]) -> None:
         """End the run."""
         self._client.log_dict(self._id, dict(summary), "summary.json")
@@ -136,6 +142,16 @@ class WandbTracker:
         for point in points:
             axis = "batch" if all(name.startswith("running/") for name in point.values) else "epoch"
             self._run.log({**point.values, axis: point.step})
+
+    def log_samples(self, epoch: int, files: Mapping[str, Path]) -> None:
+        """Send images and texts by ``epoch``."""
+        media = {
+            name: self._wandb.Image(str(path))
+            if path.suffix == ".png"
+            else self._wandb.Html(f"<pre>{escape(path.read_text(errors='replace'))}</pre>", inject=False)
+            for name, path in files.items()
+        }
+        self._run.log({**media, "epoch": epoch})
 
     def upload(self) -> None:
         """Send the runs that are stored offline. Raises `CalledProcessError` if ``wandb sync`` fails."""

@@ -22,6 +22,7 @@ from stages.contracts.events import NoRenderer, Progress
 from stages.contracts.history import History, Split
 from stages.contracts.text import hide_passwords, to_json
 from stages.loggers.line_file import LineFile
+from stages.loggers.log_files import SAMPLE_FILES
 from stages.system.files import write_text
 from stages.system.processes import module_command
 
@@ -88,6 +89,8 @@ class TrackerOptions(plugins.OptionalAttributes):
     receives all again."""
     upload: Callable[[], None] = lambda: None
     """Send what the tracker has stored on this machine."""
+    log_samples: Callable[[int, Mapping[str, Path]], None] = lambda _, __: None
+    """Send the files of samples, PNG or text, of an epoch, by a name such as ``valid/masks-1``."""
 
 
 class TrackerProcess(NoRenderer):
@@ -95,7 +98,8 @@ class TrackerProcess(NoRenderer):
 
     *kind* is the import path of the tracker, which is built with *arguments* and *directory*. The end of the
     run waits for the tracker up to *wait_seconds*. If the tracker fails, the run continues: the values stay
-    in ``events.jsonl``, and are sent when the run is resumed.
+    in ``events.jsonl``, and are sent when the run is resumed. The samples in the artifact directory
+    *samples*, if it is given, are sent to a tracker with a method ``log_samples``.
     """
 
     def __init__(
@@ -107,8 +111,10 @@ class TrackerProcess(NoRenderer):
         arguments: Mapping[str, Any] | None = None,
         interval_seconds: float = 10.0,
         wait_seconds: float = 60.0,
+        samples: Path | None = None,
     ) -> None:
         self.directory = directory
+        self._samples = samples
         self._kind = kind
         self._arguments = dict(arguments or {})
         self._run = run
@@ -155,6 +161,8 @@ class TrackerProcess(NoRenderer):
             for name, value in measured.items()
         }
         self._write({"point": asdict(Point(progress.epoch, values, time.time()))})
+        if files := list_samples(self._samples, progress.epoch):
+            self._write({"samples": {"epoch": progress.epoch, "files": files}})
         self._summary = summarize(history)
 
     def close(self) -> None:
@@ -186,6 +194,13 @@ class TrackerProcess(NoRenderer):
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._file:
             self._file.write(hide_passwords(json.dumps(event)) + "\n")
+
+
+def list_samples(directory: Path | None, epoch: int) -> dict[str, str]:
+    """Return the absolute paths of the samples of *epoch* in the artifact directory *directory*, by name."""
+    folders = [] if directory is None else [directory / split / f"epoch-{epoch}" for split in Split]
+    paths = [path for folder in folders for pattern in SAMPLE_FILES for path in sorted(folder.glob(pattern))]
+    return {f"{path.parts[-3]}/{path.stem}": str(path.absolute()) for path in paths}
 
 
 def summarize(history: History) -> dict[str, Any]:
@@ -232,6 +247,9 @@ def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
             points = [Point(**line["point"]) for line in lines if "point" in line]
             if points:
                 tracker.log(points)
+            for samples in (line["samples"] for line in lines if "samples" in line):
+                files = {name: Path(path) for name, path in samples["files"].items() if Path(path).exists()}
+                TrackerOptions.of(tracker).log_samples(samples["epoch"], files)
             if "status" in lines[-1] and events.tell() == os.fstat(events.fileno()).st_size:
                 tracker.finish(lines[-1]["status"], lines[-1]["summary"])
             write_text(directory / SENT_FILE, json.dumps(events.tell()))

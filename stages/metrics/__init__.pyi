@@ -23,6 +23,7 @@ from .regression import LossMetric as LossMetric
 from .regression import MaeMetric as MaeMetric
 from .regression import MseMetric as MseMetric
 from .regression import ScalarMetric as ScalarMetric
+from .regression import measure_scalar as measure_scalar
 from .state import Mean as Mean
 from .state import MetricState as MetricState
 from .telemetry import CpuMemory as CpuMemory

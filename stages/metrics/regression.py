@@ -58,13 +58,8 @@ class ScalarMetric:
     def measure(self, output: Any) -> Mean:
         """Return the number of one batch. Raises `BuilderError` if *output* does not have it."""
         value = self._read(output, self._field)
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise BuilderError(
-                f"metric {self.name!r}: {self._field} must be one number; found shape {tuple(value.shape)}. "
-                "Reduce it, for example with mean()"
-            )
-        weight = weight_of(output) if self._weight is None else self._read(output, self._weight)
-        return _weigh(value.reshape(()) if isinstance(value, Tensor) else value, weight)
+        weight = None if self._weight is None else self._read(output, self._weight)
+        return measure_scalar(self.name, value, weight, output)
 
     def _read(self, output: Any, field: str) -> Any:
         try:
@@ -72,8 +67,22 @@ class ScalarMetric:
         except AttributeError:
             raise BuilderError(
                 f"metric {self.name!r}: {type(output).__name__} has no attribute {field!r}. Return an output "
-                "that has it from train_step and valid_step"
+                "that has it from train_step and valid_step, or log it in each of these steps"
             ) from None
+
+
+def measure_scalar(name: str, value: "Tensor | float", weight: Any, output: Any) -> Mean:
+    """Return the mean *value* of the metric *name* with *weight*; None for that of *output*.
+
+    Raises `BuilderError` if *value* is not one number.
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise BuilderError(
+            f"metric {name!r}: the value must be one number; found shape {tuple(value.shape)}. Reduce it, "
+            "for example with mean()"
+        )
+    scalar = value.reshape(()) if isinstance(value, Tensor) else value
+    return _weigh(scalar, weight_of(output) if weight is None else weight)
 
 
 def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:

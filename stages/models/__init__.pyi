@@ -5,6 +5,7 @@ from .config import MlpRegressorConfig as MlpRegressorConfig
 from .config import ModelConfig as ModelConfig
 from .factory import build_model as build_model
 from .factory import configure_loss as configure_loss
+from .logging_step import LoggingStep as LoggingStep
 from .mlp import Mlp as Mlp
 from .mlp import MlpRegressor as MlpRegressor
 from .steps import ClassificationStep as ClassificationStep

@@ -26,6 +26,7 @@ from stages.contracts.outputs import (
     is_counted,
 )
 from stages.contracts.user_code import place_of
+from stages.models.logging_step import LoggingStep
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -134,7 +135,7 @@ def prepare_backward(model: "torch.nn.Module", run_backward: RunBackward | None 
         del _prepared[id(model)]
 
 
-class ClassificationStep(Module):
+class ClassificationStep(LoggingStep):
     """Training and validation steps for a module with logits (B, classes) for inputs (B, …)."""
 
     _label_smoothing = 0.0
@@ -228,7 +229,7 @@ class ClassificationStep(Module):
         return self.forward_classification(batch)
 
 
-class RegressionStep(Module):
+class RegressionStep(LoggingStep):
     """Training and validation steps for a module whose predictions have the shape of the targets.
 
     Predictions (B, 1) also fit targets (B,), and the reverse.

@@ -113,22 +113,31 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> set[int]:
 
     Raises `BuilderError` for a pattern without a match, and if no parameter is left to train.
     """
-    named = _index_parameters(model)
-    for pattern in patterns:
-        _check_match(pattern, named.values(), "freeze")
-    frozen = [
-        parameter
-        for parameter in named.values()
-        if any(parameter.is_matched(pattern) for pattern in patterns)
-    ]
-    if len(frozen) == len(named):
+    frozen, count = find_parameters(model, patterns, "build_learner.freeze"), len(list(model.parameters()))
+    if len(frozen) == count:
         raise BuilderError(
-            f"build_learner.freeze: {list(patterns)} match all {len(named)} parameters, so none is left to "
+            f"build_learner.freeze: {list(patterns)} match all {count} parameters, so none is left to "
             "train. Remove a pattern"
         )
     for parameter in frozen:
-        parameter.tensor.requires_grad = False
-    return {id(parameter.tensor) for parameter in frozen}
+        parameter.requires_grad = False
+    return {id(parameter) for parameter in frozen}
+
+
+def find_parameters(model: nn.Module, patterns: Sequence[str], where: str) -> list[Tensor]:
+    """Return the parameters of *model* that *patterns*, the param *where*, match, each once.
+
+    Raises `BuilderError` for a pattern without a match.
+    """
+    named = _index_parameters(model).values()
+    for pattern in patterns:
+        _check_match(pattern, named, where)
+    return [parameter.tensor for parameter in named if any(map(parameter.is_matched, patterns))]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether the class of *module* is a normalization, by its name."""
+    return re.search(NORM, type(module).__name__) is not None
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
-    norms = [module for module in model.modules() if re.search(NORM, type(module).__name__)]
+    norms = filter(is_norm, model.modules())
     of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     return {key: _Named(tensors[key], tuple(of_tensor), key in of_norms) for key, of_tensor in names.items()}
 
@@ -171,12 +180,12 @@ def _split(config: GroupedOptimizer, model: nn.Module) -> list[tuple[OptimizerCo
         number = next(chosen, None)
         (rest if number is None else members[number]).append(parameter.tensor)
     for number, (group, tensors) in enumerate(zip(config.groups, members, strict=True)):
-        where = f"parameter_groups.{number}.match"
+        where = f"build_learner.parameter_groups.{number}.match"
         for pattern in group.match:
             _check_match(pattern, every, where)
         if not tensors:
             raise BuilderError(
-                f"build_learner.{where}: all parameters that {list(group.match)} match are frozen or in "
+                f"{where}: all parameters that {list(group.match)} match are frozen or in "
                 "earlier groups. Remove the group, or move it up"
             )
     configs = [group.choose_config(config.config) for group in config.groups]
@@ -192,6 +201,6 @@ def _check_match(pattern: str, every: Iterable[_Named], where: str) -> None:
     close = get_close_matches(plain, [*names, *{name.rpartition(".")[0] for name in names}], n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise BuilderError(
-        f"build_learner.{where}: the name of no parameter matches {pattern!r}.{hint} "
+        f"{where}: the name of no parameter matches {pattern!r}.{hint} "
         f"Names: {join_names(names, MAX_LISTED_NAMES)}"
     )

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from stages import distributed
 from stages.contracts.burn import Version
@@ -31,6 +32,7 @@ from stages.contracts.fields import (
     Workers,
     describe_portable_conflict,
 )
+from stages.contracts.plugins import name_validator
 from stages.data.config import AugmentationConfig, BatcherConfig
 from stages.loggers.config import LoggerConfig
 from stages.metrics.registry import MetricConfig, TelemetryConfig
@@ -39,6 +41,13 @@ from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
 from stages.runs.retention import Keep, MetricEarlyStopping
 
+HOOKS = {
+    "frozen_norms": "stages.learner.hooks:FrozenNorms",
+    "schedule_free": "stages.learner.hooks:ScheduleFree",
+    "unfreeze": "stages.learner.hooks:Unfreeze",
+}
+"""The import path of each built-in hook by its name in params."""
+HookConfig = Annotated[Use, AfterValidator(name_validator("hook", HOOKS))]
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
@@ -177,6 +186,9 @@ class FitConfig(Config):
     averaging: Averaging | None = None
     """Average of the weights that is validated and saved, while the training continues with its own weights;
     null: none."""
+    hooks: tuple[HookConfig, ...] = Field(default=(), exclude_if=not_)  # so that it changes no earlier key
+    """Objects that act on the model and the optimizer between steps, in order: kinds, or import paths of your
+    own classes."""
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()

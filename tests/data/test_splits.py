@@ -1,6 +1,7 @@
 """Division of data into train, valid and test."""
 
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -221,3 +222,86 @@ def test_without_strata_a_class_of_one_sample_can_be_split(tmp_path):
 
     assert len(data.split(arrays, 0.2, 0, stratify=False).train) == 16
     assert data.read(tmp_path / "prepared").info.counts == {"train": 16, "valid": 4}
+
+
+KINDS = {
+    "classes": CLASSES,
+    "classes of uneven sizes": data.Arrays(np.arange(103), np.arange(103) ** 2 % 7),
+    "numbers": data.Arrays(np.arange(100), np.arange(100) / 7),
+    "groups": data.Arrays(np.arange(100), np.arange(100) % 4, groups=np.arange(100) // 4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("test_fraction", [0.0, 0.2])
+def test_folds_are_disjoint_and_together_all_samples(kind, test_fraction):
+    arrays = KINDS[kind]
+
+    folds = [
+        samples(data.split(arrays, data.Fold(index, 5), 1, test_fraction=test_fraction))
+        for index in range(1, 6)
+    ]
+
+    test = folds[0].get("test", set())
+    assert sorted(chain(test, *(fold["valid"] for fold in folds))) == list(range(len(arrays)))
+    for fold in folds:
+        assert fold.get("test", set()) == test
+        assert fold["train"] == set(range(len(arrays))) - fold["valid"] - test
+
+
+def test_folds_have_the_same_proportion_of_each_class_and_size():
+    for index in range(1, 6):
+        splits = data.split(CLASSES, data.Fold(index, 5), 1)
+        assert (class_counts(splits.train), class_counts(splits.valid)) == ([20] * 4, [5] * 4)
+
+
+def test_samples_of_a_group_are_in_one_fold():
+    arrays = KINDS["groups"]
+
+    splits = data.split(arrays, data.Fold(2, 5), 1)
+
+    assert set(splits.train.inputs // 4).isdisjoint(splits.valid.inputs // 4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (data.Arrays(np.arange(3), np.zeros(3)), "an empty split: folds 9 of 3 samples leaves 3 for train"),
+        (data.Arrays(np.arange(20), np.arange(20) // 5), "Add samples, or change load_data.folds"),
+        (
+            data.Arrays(np.arange(20), np.zeros(20), groups=np.arange(20) // 5),
+            "4 groups cannot be divided by load_data.test_fraction and valid_fraction, or folds",
+        ),
+    ],
+)
+def test_data_with_fewer_samples_or_groups_than_folds_is_refused(arrays, message):
+    with pytest.raises(DataError, match=message):
+        data.split(arrays, data.Fold(1, 9), 1)
+
+
+def test_prepared_data_has_the_fold_of_params(tmp_path):
+    save(tmp_path)
+
+    prepare(tmp_path, folds=4, fold=2)
+
+    valid = data.read(tmp_path / "prepared").valid
+    assert valid.inputs.tolist() == data.split(CLASSES, data.Fold(2, 4), 42).valid.inputs.tolist()
+
+
+@pytest.mark.parametrize("options", [{"folds": 1}, {"folds": 3, "fold": 4}, {"fold": 2}])
+def test_fold_that_does_not_exist_is_refused(options):
+    with pytest.raises(ValueError, match="folds must be at least 2 and fold; found folds"):
+        LoadDataConfig(**options)
+
+
+def test_folds_of_data_with_a_valid_split_are_refused(tmp_path):
+    half = CLASSES.inputs[:50], CLASSES.targets[:50]
+    np.savez(tmp_path / "data.npz", x_train=half[0], y_train=half[1], x_test=half[0], y_test=half[1])
+
+    with pytest.raises(DataError, match="load_data.folds: the data has a valid split of its own"):
+        prepare(tmp_path, folds=4)
+
+
+def test_folds_are_in_the_params_of_a_run_only_if_there_are_any():
+    assert {"folds", "fold"}.isdisjoint(LoadDataConfig().model_dump())
+    assert LoadDataConfig(folds=3, fold=2).model_dump()["fold"] == 2

@@ -24,7 +24,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.outputs import is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, metering
+from stages.learner import FrozenNorms, LearnerBuilder, Unfreeze, metering
 from stages.learner.steps import capture_conditions, cuda_graph, rank_values, step_strategies
 from stages.learner.steps.capture_conditions import describe_batch, leaves_of
 from stages.metrics import (
@@ -280,10 +280,11 @@ RUNS = {
         )
     },
     "compiled": {"change": lambda builder: builder.compile(backend="eager")},
+    "hooks": {"change": lambda builder: builder.hooks(Unfreeze(r"^[01]\.", epoch=2), FrozenNorms())},
 }
 
 
-SHORT = ("adam", "sgd", "bf16, a window", "averaged over steps", "groups with options, some frozen")
+SHORT = ("adam", "sgd", "hooks", "bf16, a window", "averaged over steps", "groups with options, some frozen")
 WITH_STATE = ("a window, carried", "fp16")
 """Runs whose checkpoints hold more than weights and moments."""
 
@@ -367,6 +368,19 @@ class Hooked(Net):
         self[0].register_forward_hook(lambda *_: None)
 
 
+class Logging(Net):
+    def forward(self, inputs):
+        self.log_text("shape", str(inputs.shape))
+        return super().forward(inputs)
+
+
+class CountSteps:
+    steps = 0
+
+    def after_step(self, context):
+        self.steps += 1
+
+
 class Recurrent(Net):
     def __init__(self):
         super().__init__()
@@ -412,6 +426,8 @@ OBSTACLES = {
     "Remembering.train_step sets last": {"model": Remembering},
     "Rolling.train_step draws random numbers on the host": {"model": Rolling},
     "Hooked has hooks": {"model": Hooked},
+    "Logging.train_step logs numbers or samples": {"model": Logging},
+    "after_step of a hook may change": {"change": lambda builder: builder.hooks(CountSteps())},
     "gradient checkpointing reads the random state": {
         "change": lambda builder: builder.gradient_checkpointing()
     },

@@ -1,11 +1,13 @@
 """Curves in TensorBoard, read with TensorBoard's own reader."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from stages.contracts.step_log import LoggedSample
 from stages.loggers import TensorBoardMetricLogger
 
 
@@ -130,3 +132,16 @@ def test_run_resumed_after_an_epoch_continues_the_curves(tmp_path):
     resumed.close()
 
     assert curves(tmp_path)["Loss"] == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+def test_samples_are_images_and_texts_of_an_epoch(tmp_path):
+    logger = TensorBoardMetricLogger(tmp_path)
+    for number, content in enumerate((np.zeros((2, 3), np.uint8), np.zeros((2, 3, 3), np.uint8), "said"), 1):
+        logger.log_sample(4, LoggedSample("sample", number, content))
+    logger.close()
+
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    images = [events.Images(f"sample/{number}")[0] for number in (1, 2)]
+    assert [(image.step, image.width, image.height) for image in images] == [(4, 3, 2)] * 2
+    assert b"said" in events.Tensors("sample/3/text_summary")[0].tensor_proto.string_val

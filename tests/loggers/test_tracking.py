@@ -48,6 +48,10 @@ class Recording:
 
 class Offline(Recording):
     starts_empty = True
+
+class WithSamples(Recording):
+    def log_samples(self, epoch, files):
+        self._append("samples", epoch, {name: path.read_text() for name, path in files.items()})
 '''
 
 
@@ -55,7 +59,7 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
-def train(directory, tracker=None, epochs=2, interrupter=None):
+def train(directory, tracker=None, epochs=2, kind=Net):
     torch.manual_seed(0)
     random.seed(0)
     batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
@@ -63,7 +67,7 @@ def train(directory, tracker=None, epochs=2, interrupter=None):
     builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").renderer(NoRenderer())
     if tracker:
         builder.with_progress_logger(tracker)
-    learner = builder.build(Net(4, 3), Adam(), 0.1)
+    learner = builder.build(kind(4, 3), Adam(), 0.1)
     learner.fit(batches, batches)
     return learner
 
@@ -93,6 +97,26 @@ def test_tracker_receives_the_description_each_epoch_and_the_end(recording, tmp_
         ["log", 2, ["train/Loss", "valid/Loss"]],
         ["finish", "finished", 2],
     ]
+
+
+class Describing(Net):
+    def valid_step(self, batch):
+        self.log_text("rows", str(len(batch[0])))
+        self.log_image("row", batch[0][:1])
+        return super().valid_step(batch)
+
+
+def test_tracker_receives_the_samples_of_each_epoch(recording, tmp_path):
+    class Texts(Net):
+        def valid_step(self, batch):
+            self.log_text("rows", str(len(batch[0])))
+            return super().valid_step(batch)
+
+    train(tmp_path / "run", recording(tmp_path / "run/telemetry", "WithSamples"), kind=Texts)
+
+    found = [call for call in calls(tmp_path / "run/telemetry", "WithSamples") if call[0] == "samples"]
+    files = {f"valid/rows-{number}": "8" for number in (1, 2, 3)}
+    assert found == [["samples", 1, files], ["samples", 2, files]]
 
 
 def test_run_with_a_tracker_has_the_bytes_of_one_without(recording, tmp_path):
@@ -264,6 +288,39 @@ def test_wandb_stores_a_run_offline(tmp_path, caplog):
     [stored] = (tmp_path / "wandb").glob("wandb/offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     assert all(name in content for name in (b"train/Loss", b"valid/Loss", b"git.commit", b"a-key"))
+
+
+@pytest.mark.long
+def test_wandb_stores_samples_offline(tmp_path):
+    pytest.importorskip("wandb")
+    use = Use(kind="wandb", mode="offline", project="digits", wait_seconds=600)
+    telemetry = tmp_path / "run/telemetry"
+
+    train(tmp_path / "run", build_tracker(use, telemetry, RUN), kind=Describing)
+
+    files = [path for path in telemetry.glob("wandb/wandb/offline-run-*/files/media/**/*") if path.is_file()]
+    assert sorted(path.suffix for path in files) == [".html"] * 6 + [".png"] * 6
+    assert "8" in next(path for path in files if path.suffix == ".html").read_text()
+
+
+@pytest.mark.long
+def test_mlflow_stores_samples_as_artifacts(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow.server", reason="needs mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)  # the artifacts are in the folder mlruns
+    use = Use(kind="mlflow", uri=f"sqlite:///{tmp_path}/mlflow.db", wait_seconds=600)
+
+    train(tmp_path / "run", build_tracker(use, tmp_path / "run/telemetry", RUN), kind=Describing)
+
+    client = MlflowClient(use.uri)
+    [run] = client.search_runs(["0"])
+    found = {file.path for file in client.list_artifacts(run.info.run_id, "valid/epoch-2")}
+    assert found == {
+        f"valid/epoch-2/{name}"
+        for number in (1, 2, 3)
+        for name in (f"row-{number}.png", f"rows-{number}.txt")
+    }
 
 
 def read_wandb_rows(content):

@@ -127,6 +127,8 @@ PARAMS = [
             "source": "part",
             "valid_fraction": "decay",
             "test_fraction": "decay",
+            "folds": "count or null",
+            "fold": "count",
             "stratify": "flag",
             "seed": "seed of NumPy",
         }
@@ -345,6 +347,7 @@ PARAMS = [
             "fast_path": "choice",
             "step": "choice",
             "averaging": "section or null",
+            "hooks": "parts",
             "gradient_checkpointing": "flag",
             "non_finite": "section",
             "early_stopping": "section or null",

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.distributed import rank_group
-from stages.learner import LearnerBuilder
+from stages.learner import FrozenNorms, LearnerBuilder, Unfreeze
 from stages.metrics import (
     AccuracyMetric,
     AurocMetric,
@@ -121,6 +121,7 @@ CHANGES = {
     ),
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
     "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
+    "hooks": lambda builder: builder.hooks(Unfreeze(r"^0\.", epoch=2), FrozenNorms()),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
     "a metric of torchmetrics": lambda builder: builder.metrics(f1_score_of_torchmetrics()),
     "torch's loader": lambda builder: builder,

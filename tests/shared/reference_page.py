@@ -28,7 +28,7 @@ from stages.models.config import BUILT_IN as MODELS
 from stages.optim.config import BUILT_IN as OPTIMIZERS
 from stages.optim.schedules import BUILT_IN as SCHEDULES
 from stages.params.build_learner_params import BuildLearnerConfig
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import HOOKS, FitConfig
 from stages.params.save_model_params import SaveModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +48,7 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "batcher": BATCHERS,
     "augment": AUGMENTATIONS,
     "averaging": {"ema": "", "swa": ""},
+    "hooks": HOOKS,
     "metrics": dict(sorted(METRICS.items())),
     "telemetry": TELEMETRY,
     "loggers": LOGGERS,

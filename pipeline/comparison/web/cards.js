@@ -185,3 +185,19 @@ function setDifference(card, first, second) {
     ? { spec: differenceSpec(cells, theme()), label: "Difference of the confusion matrices, second minus first" }
     : { text: "These matrices have no pair of classes in common." }));
 }
+
+function setSamples(runs) {
+  const { samples } = plotsData();
+  const place = byId("samples");
+  place.parentElement.hidden = !samples;
+  const shown = samples ? runs.filter((run) => samples[run].length) : [];
+  const cards = shown.map((run) => element("div", { className: "card wide" },
+    element("h3", {}, swatch(run), element("span", { textContent: table.runs[run].name })), element("div", { className: "samples" }, ...samples[run].map(sampleFigure))));
+  if (!cards.length) cards.push(element("p", { className: "empty", textContent: "No ticked run in the table has samples." }));
+  place.replaceChildren(...cards);
+}
+
+function sampleFigure({ path, image, text }) {
+  const content = image === undefined ? element("pre", { textContent: text }) : element("img", { src: `data:image/png;base64,${image}`, alt: path });
+  return element("figure", {}, content, element("figcaption", { textContent: path }));
+}

@@ -26,6 +26,7 @@ function draw() {
   setCurves(curves);
   setRelations(listed);
   setMatrices(listed);
+  setSamples(curves);
   drawCharts();
 }
 

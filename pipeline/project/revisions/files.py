@@ -211,10 +211,15 @@ class RevisionFiles:
 
     def read(self, path: Path) -> str | None:
         """Return the text of an output, or of a file in one; None if it is not recorded or not cached."""
+        content = self.read_bytes(path)
+        return None if content is None else content.decode("utf-8", errors="replace")
+
+    def read_bytes(self, path: Path) -> bytes | None:
+        """Return the content that `read` decodes."""
         md5 = self.hashes.get(path.as_posix())
         content = None if md5 is None else self._cache.read(md5)
         self._note_damage(md5)
-        return None if content is None else content.decode("utf-8", errors="replace")
+        return content
 
     def below(self, directory: Path) -> list[Path]:
         """Return every recorded file below *directory*, sorted; empty for an output that is not cached."""

@@ -58,6 +58,7 @@ def find_obstacle(components: Components) -> str | None:
         ),
         (find_cudnn_dropout(model) is not None, f"{kind} has dropout in an LSTM, GRU or RNN of cuDNN"),
         (_has_hooks(model), f"{kind} has hooks, which a graph does not call"),
+        (state.model.hooks.follows_steps, "after_step of a hook may change what a graph repeats"),
     ]
     return next((reason for applies, reason in obstacles if applies), None)
 

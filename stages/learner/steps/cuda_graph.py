@@ -18,6 +18,7 @@ from torch import Tensor
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import DeferredBatch, load, transform
+from stages.contracts.step_log import current_log
 from stages.devices.cuda_capturer import CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
@@ -225,6 +226,8 @@ class CudaGraphStep(PlainStep):
             self._refuse(f"{name} sets {changed[0]}")
         elif generators != host_generator_states(self._device):
             self._refuse(f"{name} draws random numbers on the host")
+        elif (log_of_pass := current_log.get()) is not None and log_of_pass.is_used:
+            self._refuse(f"{name} logs numbers or samples")
         self._capture.metrics = {name: describe_object(metric) for name, metric in self._metrics.items()}
 
     def _fill_rates(self, rates: Sequence[float]) -> None:

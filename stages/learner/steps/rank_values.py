@@ -13,6 +13,8 @@ from stages.metrics.state import Mean, MetricState, load_state, save_state
 from stages.records import Tree, decode_state, encode_state
 
 Pending = tuple[str, int, MetricState]
+NO_VALUE = Mean(0.0, 0)
+"""The measurement of a number that a step does not log."""
 
 
 def add_rank_values(
@@ -32,9 +34,11 @@ def add_rank_values(
     ]
     gathered = group.gather(_encode([value for value in values if value[0] not in own]))
     added = {(name, iteration): value for name, iteration, value in values}
+    names = dict.fromkeys(columns)
     for tree in gathered[1:]:
         _add(added, tree)
-    return {name: [added[name, iteration] for iteration in iterations] for name in columns}
+        names |= dict.fromkeys(tree["means"])  # a step of another rank may log what that of this one does not
+    return {name: [added.get((name, number), NO_VALUE) for number in iterations] for name in names}
 
 
 def _encode(values: Sequence[Pending]) -> dict[str, Any]:
@@ -54,7 +58,8 @@ def _add(added: dict[tuple[str, int], Any], tree: Mapping[str, Any]) -> None:
     """Add the values in *tree*, which `_encode` returned on another rank."""
     for name, rows in tree["means"].items():
         for iteration, total, weight in rows.tolist():
-            added[name, int(iteration)] += Mean(total, as_count(weight))
+            earlier = added.get((name, int(iteration)), NO_VALUE)
+            added[name, int(iteration)] = earlier + Mean(total, as_count(weight))
     for name, states in tree["others"].items():
         for iteration, state in states.items():
             earlier = added[name, int(iteration)]

@@ -14,6 +14,7 @@ import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
+from stages.contracts.step_log import current_log
 from stages.learner.checks import StepChecks, has_gradients, missing_gradients
 from stages.learner.metering import NOTHING
 from stages.learner.model_state import ModelState
@@ -148,7 +149,9 @@ class LbfgsStep(PlainStep):
     """A step of L-BFGS, which evaluates the batch several times."""
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
-        """Run the first evaluation of *batch*, and keep the batch for the next ones."""
+        """Run the first evaluation of *batch*, which is measured, and keep the batch for the next ones."""
+        if (log_of_pass := current_log.get()) is not None:
+            log_of_pass.entries.clear()  # of the last evaluations of the previous batch
         self._batch = batch
         step = super().compute(batch)
         self._first: TrainOutput[Any] | None = step

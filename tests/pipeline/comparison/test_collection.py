@@ -1,14 +1,16 @@
 """Runs are collected from git and DVC's cache, in any folder of a repository."""
 
+import hashlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from pipeline.comparison.collection import collect_runs
+from pipeline.comparison.collection import collect_runs, read_samples
 from pipeline.project.paths import parse_paths
-from pipeline.project.revisions.files import read_revisions
+from pipeline.project.revisions.files import LocalCache, RevisionFiles, read_revisions
 from pipeline.project.revisions.names import resolve
 from stages.contracts.errors import ParamsError, StageError
 
@@ -209,3 +211,22 @@ def test_repository_without_a_commit_is_refused(revs, tmp_path, monkeypatch):
 
     with pytest.raises(ParamsError, match="has no git commit, and experiments need one. Run `git add`"):
         collect_runs(revs)
+
+
+def test_samples_are_those_of_the_last_epoch_of_each_split_that_has_some(tmp_path):
+    def store(content, suffix=""):
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
+        path = LocalCache(tmp_path).path_of(md5)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return md5
+
+    names = ("epoch-9/a-1.png", "epoch-10/a-1.png", "epoch-10/a-2.txt", "epoch-11/Loss.log")
+    entries = [{"md5": store(name.encode()), "relpath": name} for name in names]
+    outs = [{"path": "artifacts/valid", "md5": store(json.dumps(entries).encode(), ".dir")}]
+    lock = json.dumps({"schema": "2.0", "stages": {"fit": {"cmd": "fit", "outs": outs}}})
+    definition = (ROOT / "dvc.yaml").read_bytes()
+
+    files = RevisionFiles({"dvc.yaml": definition, "dvc.lock": lock.encode()}, LocalCache(tmp_path))
+
+    assert read_samples(files) == {f"valid/{name}": name.encode() for name in names[1:3]}

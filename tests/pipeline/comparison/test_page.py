@@ -179,3 +179,16 @@ def test_page_has_the_same_bytes_each_time():
     assert build_page(Comparison(runs), data, ViewOptions()) == build_page(
         Comparison(runs), data, ViewOptions()
     )
+
+
+def test_samples_are_texts_and_images_of_their_run_and_missing_without_any():
+    samples = {"valid/epoch-2/mask-1.png": b"PNG", "valid/epoch-2/said-1.txt": b"</script>"}
+    runs = tuple(RunSummary(name, None) for name in ("with", "without"))
+    plot_data = {"with": PlotData(samples=samples)}
+
+    data = json.loads(read_block(build_page(Comparison(runs), plot_data, ViewOptions()), "plots"))
+    none = json.loads(read_block(build_page(Comparison(runs), {}, ViewOptions()), "plots"))
+
+    image = {"path": "valid/epoch-2/mask-1.png", "image": base64.b64encode(b"PNG").decode()}
+    assert data["samples"] == [[image, {"path": "valid/epoch-2/said-1.txt", "text": "</script>"}], []]
+    assert "samples" not in none

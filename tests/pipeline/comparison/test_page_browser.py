@@ -14,11 +14,13 @@ from pipeline.comparison.collection import PlotData
 from pipeline.comparison.page import build_content, build_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
+from stages.data.sample_sheet import encode_png
 
 COUNT = 300
 EPOCHS = 20
 ROWS = "[...document.querySelectorAll('#runs tr[data-run]')].map(row => row.dataset.run)"
 STATUS = "document.getElementById('status').textContent"
+DOT = encode_png(np.full((2, 2), 128, np.uint8))
 HOSTILE = "</script><script>broken = 1</script><img src=x onerror='broken = 1'>"
 
 
@@ -41,7 +43,9 @@ def build_runs():
         metrics = {each.name: each for each in curves}
         runs.append(RunSummary(name, f"{number:040x}", params, metrics, EPOCHS, float(number), cached=True))
         cells = [(str(i), str(j), int(noise.integers(9)) + 90 * (i == j)) for i in range(4) for j in range(4)]
-        plots[name] = PlotData({"train/Loss": list(enumerate(noise.random(50).tolist()))}, cells)
+        samples = {"valid/epoch-9/text-1.txt": HOSTILE.encode(), "valid/epoch-9/dot-1.png": DOT}
+        iterations = {"train/Loss": list(enumerate(noise.random(50).tolist()))}
+        plots[name] = PlotData(iterations, cells, samples if number == 1 else {})
     return Comparison(tuple(runs)), plots
 
 
@@ -75,6 +79,13 @@ def show(reader, selector):
     """Scroll to the chart in *selector* and wait until it is drawn."""
     reader.hover(selector)
     reader.wait(f"document.querySelector('{selector} svg')")
+
+
+def test_samples_of_a_ticked_run_are_shown(reader):
+    texts = "[...document.querySelectorAll('#samples pre')].map(text => text.textContent)"
+    widths = "[...document.querySelectorAll('#samples img')].map(image => image.naturalWidth)"
+
+    assert (reader.run(texts), reader.run(widths)) == ([HOSTILE], [2])
 
 
 def test_filters_change_the_table_and_the_number_of_runs(reader):

@@ -68,3 +68,16 @@ def test_comparison_without_repeats_is_unchanged():
 
     assert average_repeats(alone) == alone
     assert "±" not in text_table(alone)
+
+
+def test_folds_of_a_point_are_one_run():
+    folds = [run(f"rate=1,fold={number}", [loss], load_data_folds=2) for number, loss in ((1, 2.0), (2, 4.0))]
+    named = [
+        replace(each, params={"load_data.folds": 2, "load_data.fold": number})
+        for number, each in enumerate(folds, start=1)
+    ]
+
+    [mean] = average_repeats(Comparison(tuple(named))).runs
+
+    assert (mean.name, mean.params) == ("rate=1 (2 runs)", {"load_data.folds": 2})
+    assert (mean.metrics["valid/Loss"].best, mean.metrics["valid/Loss"].deviation) == (3.0, math.sqrt(2))

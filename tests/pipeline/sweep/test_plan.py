@@ -11,7 +11,9 @@ from pipeline.engine.project_copy import freeze
 from pipeline.sweep.plan import (
     MAX_NAME_LENGTH,
     PlannedPoint,
+    Point,
     expand,
+    fold,
     name_with_hash,
     plan_points,
     repeat,
@@ -146,3 +148,20 @@ def test_repeats_have_the_seeds_from_1_on_and_a_name_each():
     assert points[1].set_params[1:] == ("params.yaml:++build_learner.seed=2", "params.yaml:++fit.seed=2")
     with pytest.raises(ParamsError, match=r"--repeat 2 sets .*Remove -S fit.seed"):
         repeat(expand(["fit.seed=1,2"]), 2)
+
+
+def test_points_have_each_fold_and_a_name_each():
+    points = fold(expand(["fit.batch_size=32,64"]), 2)
+
+    names = [f"batch_size={size},fold={number}" for size in (32, 64) for number in (1, 2)]
+    assert short_point_names(points) == names
+    assert points[1].set_params[1:] == ("params.yaml:++load_data.folds=2", "params.yaml:++load_data.fold=2")
+    assert fold(points, 1) == points
+    with pytest.raises(ParamsError, match=r"--folds 2 sets .*Remove -S load_data.fold$"):
+        fold(expand(["load_data.fold=1,2"]), 2)
+
+
+def test_folds_of_the_params_as_they_are_need_no_other_param():
+    points = fold([Point((), ())], 3)
+
+    assert short_point_names(points) == ["fold=1", "fold=2", "fold=3"]
