@@ -70,12 +70,12 @@ def check_trainable(model: torch.nn.Module) -> None:
 
 def check_recordable_state(model: torch.nn.Module) -> None:
     """Raise `BuilderError` if a checkpoint cannot hold a parameter, a buffer or a training state."""
-    try:
-        for name, value in model.state_dict().items():
+    for name, value in model.state_dict().items():
+        try:
             if isinstance(value, Tensor):
                 check_recordable(value)
-    except RecordError as error:
-        raise BuilderError(f"{name} of {_name_class(model)}: {error}") from None
+        except RecordError as error:
+            raise BuilderError(f"{name} of {_name_class(model)}: {error}") from None
 
 
 def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], owner: str) -> None:
