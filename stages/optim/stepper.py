@@ -89,6 +89,7 @@ class Stepper:
         if self._fast_path == "auto" and not _is_overridden(self.optimizer):
             self._lanes = build_lanes(self.optimizer, self.parameters)
         self._own_step = vars(self.optimizer).get("step")
+        self._hooks = _hooks_of(self.optimizer)
         names = [name for name in SELECTING if all(name in group for group in groups)]
         self._get_options: Callable[[dict[str, Any]], Any] = itemgetter(*names) if names else len
         self._options = [*map(self._get_options, groups)]
@@ -97,7 +98,7 @@ class Stepper:
     @property
     def reads_flag(self) -> bool:
         """True if the kernel of the optimizer can skip an update by a flag on the device."""
-        return self._lanes is not None and not _is_hooked(self.optimizer)
+        return self._lanes is not None and not any(self._hooks)
 
     def step(self, gradients: Gradients, learning_rate: float | None, skip: Tensor | None = None) -> None:
         """Update with *gradients*, which has a tensor or None for each parameter of the model.
@@ -112,7 +113,7 @@ class Stepper:
             return
         self._prepare(learning_rate)
         gradients = self._clip_and_match(gradients)
-        if self._lanes is None or _is_hooked(self.optimizer):
+        if self._lanes is None or any(self._hooks):
             if self.needs_closure:
                 raise BuilderError(
                     "L-BFGS evaluates a batch several times per step, but received the gradients of one "
@@ -276,12 +277,13 @@ def _has_other_layout(value: Any, parameter: Tensor) -> bool:
     )
 
 
-def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(
-        optimizer._optimizer_step_pre_hooks  # noqa: SLF001  no public function lists the hooks
-        or optimizer._optimizer_step_post_hooks  # noqa: SLF001
-        or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
-        or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
+def _hooks_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
+    """Return the hooks of the step of *optimizer*, dicts that change in place."""
+    return (
+        optimizer._optimizer_step_pre_hooks,  # noqa: SLF001  no public function lists the hooks
+        optimizer._optimizer_step_post_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001
     )
 
 
