@@ -21,6 +21,8 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by the precision; in ``f32`` and ``tf32`` all tensors are float32."""
 
 
+ONE = torch.ones((), dtype=torch.float32, device="cpu")
+"""The gradient of most losses, which costs more to create than to pass."""
 ENGINE: Any = Variable._execution_engine  # noqa: SLF001  no public name
 
 
@@ -40,7 +42,11 @@ def run_backward(loss: Tensor) -> None:
     if type(loss) is not Tensor or not loss.is_floating_point():
         loss.backward()  # type: ignore[no-untyped-call]
         return
-    gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
+    is_usual = loss.dtype is torch.float32 and loss.is_cpu and loss.ndim == 0
+    if is_usual and ONE.item() == 1.0:  # a hook may have changed it in place
+        gradient = ONE
+    else:
+        gradient = torch.ones_like(loss, memory_format=torch.preserve_format)
     keep_graph = create_graph = False
     ENGINE.run_backward(
         (loss,), (gradient,), keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True
