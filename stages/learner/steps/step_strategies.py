@@ -104,7 +104,8 @@ class PlainStep:
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
-        self._buffers.save()
+        if self._skips:
+            self._buffers.save()
         clear_gradients(self._model)
         if self._scaler is not None:
             self._scaler.begin_step()
@@ -122,7 +123,9 @@ class PlainStep:
 
     def _read(self, weight: Weight) -> Weight:
         """Return *weight* as a number, unless the guard reads no number of a step."""
-        return weight if self._guard.flag is not None else as_count(float(weight))
+        if type(weight) is int or self._guard.flag is not None:
+            return weight
+        return as_count(float(weight))
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether *step* is valid, as `Guard.passes` does; one of weight 0 is."""
