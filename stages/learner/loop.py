@@ -211,7 +211,7 @@ class Loop:
             if result is not None:
                 self._measure(meter, *result, iteration=iteration, rate=rate)
             del result  # free its output before the next one is computed
-            if window.full:
+            if window.batches >= window.length:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
             if stops_after(iteration, progress, meter):
                 return False

@@ -6,7 +6,7 @@
 `rank_step.py` has the step of several ranks, and `cuda_graph.py` the captured one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.metrics import MetricState
 from stages.models import clear_gradients, prepare_backward
+from stages.models.steps import RunBackward
 from stages.optim.gradients import Gradients
 
 
@@ -47,6 +48,7 @@ class PlainStep:
         self._guard = state.guard
         self._precision = state.precision
         self._scaler = state.precision.scaler
+        self._run_backward: RunBackward = state.precision.run_backward
         self._train_step = state.wrap_step(self._model.train_step, Split.TRAIN)
         self._window = state.window
         self._is_sum = state.window.length > 1
@@ -66,12 +68,6 @@ class PlainStep:
             self._model.train()
             self._state.begin_training()
             yield
-
-    def _run_backward(
-        self, loss: torch.Tensor, parameters: Sequence[torch.Tensor], weight: "Weight | None" = None
-    ) -> None:
-        """Set ``.grad`` of *parameters* to the gradients of *loss*."""
-        self._precision.run_backward(loss, parameters, weight)
 
     def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
         """Run forward and backward on *batch*, and add its gradients to the accumulation window.
@@ -119,13 +115,12 @@ class PlainStep:
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
         """Return the weight of the gradients of *step*: that of its output."""
-        return self._read(weight_of(step.item))
+        weight = weight_of(step.item)
+        return weight if type(weight) is int else self._read(weight)
 
     def _read(self, weight: Weight) -> Weight:
         """Return *weight* as a number, unless the guard reads no number of a step."""
-        if type(weight) is int or self._guard.flag is not None:
-            return weight
-        return as_count(float(weight))
+        return weight if self._guard.flag is not None else as_count(float(weight))
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether *step* is valid, as `Guard.passes` does; one of weight 0 is."""
