@@ -142,9 +142,8 @@ class Scheduler:
                 f"{first}. Lower its rates or factors (build_learner.schedule in params.yaml)"
             )
         if self._rule is not None:
-            iterations = range(first, first + RATES_PER_BLOCK)
-            rates = zip(iterations, map(self._rate, iterations), strict=True)
-            self._rates = {iteration: rate for iteration, rate in rates if math.isfinite(rate)}
+            block = range(first, first + RATES_PER_BLOCK)
+            self._rates = {n: later for n in block if math.isfinite(later := self._rate(n))}
         return rate
 
     def _rate(self, iteration: int) -> float:
