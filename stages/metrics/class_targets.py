@@ -223,7 +223,7 @@ def _compare(
     flat = scores.ravel()
     if not flat.dot(flat) >= 0:  # a sum of squares is NaN only if one of them is
         hits &= ~np.isnan(scores).any(2)
-    rows = zip(np.count_nonzero(hits, 1).tolist(), np.count_nonzero(counted, 1).tolist(), strict=True)
+    rows = zip(hits.sum(1).tolist(), counted.sum(1).tolist(), strict=True)
     return [Mean(100.0 * correct, count) for correct, count in rows]
 
 
