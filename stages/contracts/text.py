@@ -142,9 +142,8 @@ def _round_tie_up(value: float, text: str) -> str:
         integer, _, fraction = text.partition(".")
         if fraction == "0":
             return integer
-        # a multiple of 1 / 2**bits has that number of decimals, and the last one is 5
-        bits = float(value).as_integer_ratio()[1].bit_length() - 1
-        if bits != len(fraction) + 1:
+        # an odd multiple of 1 / 2**n has n decimals, and the last one is 5
+        if math.ldexp(value, len(fraction) + 1) % 2 != 1:
             return text
     short, exact = Decimal(text), Decimal(value)
     plain = format(short, "f")

@@ -84,7 +84,7 @@ class NormalizeBatcher:
             if self._channels is not None:
                 self._channels.check(stored)
             return self._normalize_exactly(stored, *self._exact)
-        inputs = stored.to(torch.float32, copy=True)
+        inputs = stored.clone() if stored.dtype is torch.float32 else stored.float()  # faster than to()
         if self._channels is not None:
             return self._channels.apply(inputs)
         offset = self._offset if inputs.is_cpu else self._offset_on(inputs.device)

@@ -152,10 +152,9 @@ class Fetcher:
             ) from error
 
     def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor, rank: int) -> Any:
-        path = position, *(("rank", rank) if rank else ())
         if self._draws_samples:
             with preserve_random_state():
-                items = self._draw(epoch, torch.as_tensor(indices).tolist(), path)
+                items = self._draw(epoch, torch.as_tensor(indices).tolist(), _path_of(position, rank))
         else:
             items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # one of these two
         if self._augmenter is not None:
@@ -164,7 +163,7 @@ class Fetcher:
         if not self._draws_batches:
             return self._batcher.batch(items)
         with preserve_random_state():
-            seed_sample(self.seed, epoch, "batcher", *path)
+            seed_sample(self.seed, epoch, "batcher", *_path_of(position, rank))
             return self._batcher.batch(items)
 
     def _draw(self, epoch: int, indices: list[int], path: Sequence[int | str]) -> Any:
@@ -177,6 +176,11 @@ class Fetcher:
     def _sample(self, epoch: int, index: int) -> Any:
         seed_sample(self.seed, epoch, index)
         return self._dataset[index]
+
+
+def _path_of(position: int, rank: int) -> tuple[int | str, ...]:
+    """Return the part of a seed for the batch at *position* of *rank*."""
+    return (position, "rank", rank) if rank else (position,)
 
 
 class WorkerPool:
@@ -307,5 +311,5 @@ class HostLoader:
         return (
             (epoch, position, indices, rank)
             for position, indices in enumerate(self.order.batches(epoch, first), start=first)
-            if len(indices)
+            if indices.shape[0]  # len() takes four times as long
         )

@@ -52,32 +52,30 @@ def check_model(model: Any) -> None:
 
 def check_trainable(model: torch.nn.Module) -> None:
     """Raise `BuilderError` if *model* has no parameters, or one that a lazy module has not created yet."""
-    place = place_of(type(model))
-    name = f"{type(model).__name__}{place}"
     for path, module in model.named_modules():
         parameters = module.named_parameters(recurse=False)
         lazy = [name for name, parameter in parameters if isinstance(parameter, UninitializedParameter)]
         if lazy:
             raise BuilderError(
-                f"{name}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
+                f"{_name_class(model)}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
                 f"{type(module).__name__} is not initialized. Pass the size to the module, or call the model "
                 "once with an example batch before training, for example at the end of __init__"
             )
     if next(model.parameters(), None) is None:
         raise BuilderError(
-            f"{name} has no parameters to train. Assign layers to attributes of the "
+            f"{_name_class(model)} has no parameters to train. Assign layers to attributes of the "
             "module, and keep lists of layers in nn.ModuleList and dicts in nn.ModuleDict"
         )
 
 
 def check_recordable_state(model: torch.nn.Module) -> None:
     """Raise `BuilderError` if a checkpoint cannot hold a parameter, a buffer or a training state."""
-    try:
-        for name, value in model.state_dict().items():
+    for name, value in model.state_dict().items():
+        try:
             if isinstance(value, Tensor):
-                check_recordable(value, f"{name} of {type(model).__name__}{place_of(type(model))}: a tensor")
-    except RecordError as error:
-        raise BuilderError(str(error)) from None
+                check_recordable(value)
+        except RecordError as error:
+            raise BuilderError(f"{name} of {_name_class(model)}: {error}") from None
 
 
 def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], owner: str) -> None:
@@ -366,6 +364,11 @@ def step_name(model: Any, step: str) -> str:
     """Return ``Class.step (file, line N)``; the line is that of the class if the step is a mixin's."""
     place = place_of(getattr(model, step)) or place_of(type(model))
     return f"{type(model).__name__}.{step}{place}"
+
+
+def _name_class(model: Any) -> str:
+    """Return ``Class (file, line N)``, for which Python parses the file."""
+    return f"{type(model).__name__}{place_of(type(model))}"
 
 
 def takes_sparse(optimizer: torch.optim.Optimizer | None) -> bool:

@@ -52,7 +52,7 @@ from stages.learner.steps.step_strategies import LbfgsStep, PlainStep
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 from stages.models import ClassificationStep
-from stages.optim import LrScheduler, RunLength, Scheduler
+from stages.optim import RunLength, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -203,12 +203,15 @@ class Loop:
         log.info("Executing training step for epoch %d", epoch)
         strategy, progress, window = self._strategy, self._progress, self._state.window
         schedule, stops_after = self._state.model.scheduler, self._hooks.follow(self._mid_epoch.stops_after)
-        meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
+        meter, steps_per_update, rate = self._begin(Split.TRAIN, loader, epoch), False, 0.0
+        if isinstance(schedule, Scheduler) and schedule.steps_per_update:
+            steps_per_update, rate = True, schedule.latest
         iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
             iteration += 1
-            rate = _step_schedule(schedule, is_in_window=window.batches > 0)
+            if not (steps_per_update and window.batches):  # within a window the rate stays the same
+                rate = schedule.step()
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
             if result is not None:
@@ -216,7 +219,7 @@ class Loop:
             else:
                 meter.skip()
             del result  # free its output before the next one is computed
-            if window.full:
+            if window.batches >= window.length:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
             if stops_after(iteration, progress, meter):
                 return False
@@ -341,13 +344,6 @@ class Loop:
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
         self._progress.telemetry[self._progress.split] = meter.telemetry
-
-
-def _step_schedule(schedule: LrScheduler, *, is_in_window: bool) -> float:
-    """Return the rate of the next batch, that of the previous one within a window if an update is a step."""
-    if is_in_window and isinstance(schedule, Scheduler) and schedule.steps_per_update:
-        return schedule.latest
-    return schedule.step()
 
 
 def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:

@@ -60,8 +60,8 @@ LOGGED = "/logged"
 """The key of what steps have logged in the state of a meter; no metric has a slash in its name."""
 Columns = Mapping[str, Sequence[MetricState]]
 """The values of batches by metric, in the order of the batches."""
-Measure = tuple[Callable[[Any], MetricState], bool, Callable[[Any], bool] | None, list[Any]]
-"""The method of a metric, whether it takes a `Step`, the method of its collector, and its values."""
+Measure = tuple[Callable[[Any], MetricState | None], bool, list[Any]]
+"""The method of a metric or its collector, whether it takes a `Step`, and the values, None for later ones."""
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,9 @@ class Meter:
         if item is not None:
             if self._entries:
                 known = {**known, **self._take_entries(item, iteration)}
-            for name, (measure, takes_step, collect, values) in (self._measures or self._find(item)).items():
+            for name, (measure, takes_step, values) in (self._measures or self._find(item)).items():
                 if name in known:
                     values.append(known[name])
-                elif collect is not None and collect(item):
-                    values.append(None)
                 elif takes_step:
                     values.append(measure(Step(item, self._split, self._epoch, iteration, learning_rate)))
                 else:
@@ -279,15 +277,14 @@ class Meter:
         """Set and return how each metric measures an *item*."""
         for metric in self._metrics:
             methods = metric.methods
-            measure = methods.measure_step or methods.measure
+            measure: Any = methods.measure_step or methods.measure
             if measure is None:
                 continue
             metric.check_output(item)
             collector = methods.build_collector() if methods.build_collector else None
             if collector is not None:
-                self._collectors[metric.name] = collector
-            collect = None if collector is None else collector.add
-            self._measures[metric.name] = measure, methods.measure_step is not None, collect, []
+                measure, self._collectors[metric.name] = collector.add, collector
+            self._measures[metric.name] = measure, methods.measure_step is not None, []
         return self._measures
 
     def _pending(self) -> dict[str, list[MetricState]]:

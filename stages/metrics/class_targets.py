@@ -167,30 +167,31 @@ class ClassCollector:
     An operation on many small batches takes hardly more time than on one.
     """
 
-    def __init__(self, pad_token: int | None) -> None:
+    def __init__(self, measure: Callable[[Any], Mean], pad_token: int | None) -> None:
+        self._measure = measure
         self._pad_token = pad_token
         self._scores = np.empty((0, 0, 0), np.float32)
         self._labels = np.empty((0, 0), np.int64)
         self._count = 0
 
-    def add(self, output: SingleLabelOutput) -> bool:
-        """Copy *output*; return False if it is too large, or of another kind or shape than the first one."""
+    def add(self, output: SingleLabelOutput) -> Mean | None:
+        """Copy *output*, or measure one that is too large, or of another kind or shape than the first one."""
         table = _read_table(output)
         if table is None:
-            return False
+            return self._measure(output)
         scores, labels = table
         count = self._count
         if not count and scores.shape != self._scores.shape[1:] and scores.size <= MAX_COLLECTED_NUMBERS:
             self._scores = np.empty((MAX_COLLECTED_BATCHES, *scores.shape), np.float32)
             self._labels = np.empty((MAX_COLLECTED_BATCHES, *labels.shape), np.int64)
         if count == MAX_COLLECTED_BATCHES or scores.shape != self._scores.shape[1:]:
-            return False
+            return self._measure(output)
         self._scores[count], self._labels[count] = scores, labels
         self._count = count + 1
-        return True
+        return None
 
     def measure(self) -> list[Mean]:
-        """Return the accuracy of each batch that was added since the last call."""
+        """Return the accuracy of each batch that was copied since the last call."""
         count, self._count = self._count, 0
         return _compare(self._scores[:count], self._labels[:count], self._pad_token) if count else []
 
@@ -222,7 +223,7 @@ def _compare(
     flat = scores.ravel()
     if not flat.dot(flat) >= 0:  # a sum of squares is NaN only if one of them is
         hits &= ~np.isnan(scores).any(2)
-    rows = zip(np.count_nonzero(hits, 1).tolist(), np.count_nonzero(counted, 1).tolist(), strict=True)
+    rows = zip(hits.sum(1).tolist(), counted.sum(1).tolist(), strict=True)
     return [Mean(100.0 * correct, count) for correct, count in rows]
 
 

@@ -43,7 +43,7 @@ class AccuracyMetric:
     def build_collector(self) -> ClassCollector | None:
         """Return a collector that has the values of `measure`; None if a subclass has other ones."""
         is_overridden = type(self).measure is not AccuracyMetric.measure
-        return None if is_overridden else ClassCollector(self.pad_token)
+        return None if is_overridden else ClassCollector(self.measure, self.pad_token)
 
 
 class TopKAccuracyMetric:

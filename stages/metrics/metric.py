@@ -30,11 +30,11 @@ class Metric(Protocol):
 class Collector(Protocol):
     """Batches that a metric measures in one pass; a `Metric` may have a method ``build_collector``."""
 
-    def add(self, output: Any) -> bool:
-        """Copy what is needed of *output*; return False if it must be measured alone."""
+    def add(self, output: Any) -> MetricState | None:
+        """Copy what is needed of *output* and return None, or return its measurement."""
 
     def measure(self) -> Sequence[MetricState]:
-        """Return the measurement of each output that was added since the last call."""
+        """Return the measurement of each output that was copied since the last call."""
 
 
 class StepMetric(Protocol):

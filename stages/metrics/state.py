@@ -111,7 +111,7 @@ def _as_number(weight: Weight) -> float:
 
 def add_states(values: Sequence[Any]) -> Any:
     """Return the sum of *values*, added in order; there is at least one."""
-    if any(type(value) is not Mean for value in values):
+    if set(map(type, values)) != {Mean}:
         return reduce(add, values)
     total = reduce(add, [value.total for value in values])
     return Mean(total, reduce(add, [value.weight for value in values]))

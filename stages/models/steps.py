@@ -275,6 +275,8 @@ def _train(model: Module, item: Item) -> TrainOutput[Item]:
 
 def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
     """Return the inputs and targets of *batch*; *method* is the method to override for other batches."""
+    if isinstance(batch, tuple) and len(batch) == 2:  # most batches, without a context
+        return batch
     if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, into keys, rows and letters
         with suppress(TypeError, ValueError):
             inputs, targets = batch

@@ -112,7 +112,7 @@ class Window:
         sums, dtypes, weight = self._sums, self._dtypes, self._weight
         self._clear()
         self.taken_weight = weight
-        if not _may_count(weight):
+        if not (weight if type(weight) is int else _may_count(weight)):
             return None
         return sums if self.length == 1 else self._reduce(sums, dtypes, weight)
 

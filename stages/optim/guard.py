@@ -88,7 +88,8 @@ class Guard:
         A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; the limit then
         counts updates.
         """
-        problems = self._non_finite(torch.zeros(()), gradients)
+        zero = torch.zeros(())
+        problems = [] if _all_finite(zero, gradients) else list(self._find(zero, gradients))
         self.skipped_sums = self.skipped_sums + 1 if problems else 0
         if problems:
             where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {format_found(problems)}"
@@ -126,10 +127,6 @@ class Guard:
                 f"the state of a guard has the key 'skipped'; found {state}. Use a checkpoint of this version"
             )
         self.skipped, self.skipped_sums = state["skipped"], state.get("skipped_sums", 0)
-
-    def _non_finite(self, loss: Tensor, gradients: Gradients) -> list[tuple[str, str]]:
-        """Return the name and kind of each non-finite tensor, also if a sum of finite numbers overflows."""
-        return [] if _all_finite(loss, gradients) else list(self._find(loss, gradients))
 
     def _find(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
         """Yield the name of each tensor with a non-finite element, and its kind; exact, but slow."""
@@ -220,13 +217,15 @@ class DeviceGuard(Guard):
         """Set the flag by the accumulated *gradients*, and return their row."""
         return self._measure(self._zero, gradients, weight)
 
-    def record(self, row: Tensor, epoch: int, iteration: int) -> None:
-        """Keep the *row* of a step, until the flag is read."""
-        self._record(row, epoch, iteration, "")
+    def record(self, row: Tensor, epoch: int, iteration: int, what: str = "") -> None:
+        """Keep the *row* of a step, until the flag is read; *what* is its part in the message of an error."""
+        if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):
+            raise error[1]
+        self._recorded.append((epoch, iteration, what, row))
 
     def record_sum(self, row: Tensor, epoch: int, iteration: int) -> None:
         """Keep the *row* of accumulated gradients, until the flag is read."""
-        self._record(row, epoch, iteration, ", accumulated gradients")
+        self.record(row, epoch, iteration, ", accumulated gradients")
 
     def find_error(self) -> tuple[int, NonFiniteError] | None:
         """Return the batch of the first row that is not finite, and the error to raise; None if all are.
@@ -247,11 +246,6 @@ class DeviceGuard(Guard):
     def forget_steps(self, last: int) -> None:
         """Forget the recorded steps until the iteration *last*, all of which were finite."""
         self._recorded = [record for record in self._recorded if record[1] > last]
-
-    def _record(self, row: Tensor, epoch: int, iteration: int, what: str) -> None:
-        if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):
-            raise error[1]
-        self._recorded.append((epoch, iteration, what, row))
 
     def _measure(
         self, loss: Tensor, gradients: Gradients, weight: Weight, absorbed: Tensor | None = None

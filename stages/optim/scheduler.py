@@ -39,6 +39,8 @@ HIDDEN = ("optimizer", "last_epoch")
 """Parameters of a scheduler that params.yaml cannot set."""
 RATES = ("max_lr", "base_lr", "swa_lr")
 """Arguments of torch's schedulers that are the rate of the first group; the others keep their ratio to it."""
+RATES_PER_BLOCK = 64
+"""The rates of a built-in rule that are computed at a time."""
 WITHOUT_OPTIMIZER = "ChainedScheduler"
 """The scheduler of torch whose first argument is not the optimizer."""
 
@@ -82,6 +84,8 @@ class Scheduler:
         self._steps: int | None = None
         """The steps of the run, if the schedule depends on them and they are known."""
         self._is_resolved = self._rule is None or not self._rule.spans
+        self._rates: dict[int, float] = {}
+        """The rates of the next iterations, computed together."""
         if self._rule is not None:
             self._rule.check(initial)
 
@@ -89,6 +93,7 @@ class Scheduler:
         """Follow a *version* of Burn: up to 0.21 a cosine restarts; `unit_of` states what a step is."""
         if version == "0.21" and self._rule is not None:
             self.schedule = self._rule = with_restarts(self._rule)
+            self._rates = {}
         self.steps_per_update = unit_of(self.per, version, accumulates=accumulates) == "update"
 
     def set_length(self, length: RunLength) -> None:
@@ -108,6 +113,7 @@ class Scheduler:
                 "in another directory"
             )
         self.schedule, self._steps, self._is_resolved = resolved, steps, True
+        self._rates = {}
 
     @property
     def latest(self) -> float:
@@ -120,14 +126,24 @@ class Scheduler:
         Raises `ParamsError` if the schedule's rate is not finite, and `BuilderError` if it needs the length
         of the run and does not have it.
         """
-        rate = self._rate(self.iteration)
+        rate = self._rates.get(self.iteration)
+        if rate is None:
+            rate = self._compute_rates(self.iteration)
+        if self.per != "epoch":
+            self.iteration += 1
+        return rate
+
+    def _compute_rates(self, first: int) -> float:
+        """Return the rate of the iteration *first*, and store those of a block if the rule is built in."""
+        rate = self._rate(first)
         if not math.isfinite(rate):
             raise ParamsError(
                 f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
-                f"{self.iteration}. Lower its rates or factors (build_learner.schedule in params.yaml)"
+                f"{first}. Lower its rates or factors (build_learner.schedule in params.yaml)"
             )
-        if self.per != "epoch":
-            self.iteration += 1
+        if self._rule is not None:
+            block = range(first, first + RATES_PER_BLOCK)
+            self._rates = {n: later for n in block if math.isfinite(later := self._rate(n))}
         return rate
 
     def _rate(self, iteration: int) -> float:

@@ -75,9 +75,7 @@ class Stepper:
         for group in groups[len(self._initial) :]:
             self._initial.append(float(group.get("initial_lr", group["lr"])))
         _check_initial_rates(self._initial)
-        _check_density(groups)
-        if isinstance(self.optimizer, torch.optim.SGD):
-            _check_dtypes(groups)
+        _check_parameters(groups, is_sgd=isinstance(self.optimizer, torch.optim.SGD))
         self._state, self._groups, self._group_count = self.optimizer.state, groups, len(groups)
         first = self._initial[0] or 1.0
         self._ratios = [(group, 1.0) for group in groups[:1]]
@@ -89,6 +87,7 @@ class Stepper:
         if self._fast_path == "auto" and not _is_overridden(self.optimizer):
             self._lanes = build_lanes(self.optimizer, self.parameters)
         self._own_step = vars(self.optimizer).get("step")
+        self._hooks = _hooks_of(self.optimizer)
         names = [name for name in SELECTING if all(name in group for group in groups)]
         self._get_options: Callable[[dict[str, Any]], Any] = itemgetter(*names) if names else len
         self._options = [*map(self._get_options, groups)]
@@ -97,7 +96,7 @@ class Stepper:
     @property
     def reads_flag(self) -> bool:
         """True if the kernel of the optimizer can skip an update by a flag on the device."""
-        return self._lanes is not None and not _is_hooked(self.optimizer)
+        return self._lanes is not None and not any(self._hooks)
 
     def step(self, gradients: Gradients, learning_rate: float | None, skip: Tensor | None = None) -> None:
         """Update with *gradients*, which has a tensor or None for each parameter of the model.
@@ -112,7 +111,7 @@ class Stepper:
             return
         self._prepare(learning_rate)
         gradients = self._clip_and_match(gradients)
-        if self._lanes is None or _is_hooked(self.optimizer):
+        if self._lanes is None or any(self._hooks):
             if self.needs_closure:
                 raise BuilderError(
                     "L-BFGS evaluates a batch several times per step, but received the gradients of one "
@@ -155,7 +154,11 @@ class Stepper:
     def set_rates(self, learning_rate: float | None) -> list[float]:
         """Set the rate of each group, unless *learning_rate* is None, and return the rates."""
         if learning_rate is not None:
-            self._set_rates(learning_rate)
+            for group, ratio in self._ratios:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(learning_rate * ratio)
+                else:
+                    group["lr"] = learning_rate * ratio
         return [group["lr"] for group in self._groups]
 
     @contextmanager
@@ -184,19 +187,11 @@ class Stepper:
             has_changed = self._is_replaced()
         if has_changed:
             self.refresh()
-        if learning_rate is not None:
-            self._set_rates(learning_rate)
+        self.set_rates(learning_rate)
 
     def check_next(self) -> None:
         """Look for changes before the next update."""
         self._unchecked = self._check_interval
-
-    def _set_rates(self, learning_rate: float) -> None:
-        for group, ratio in self._ratios:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(learning_rate * ratio)
-            else:
-                group["lr"] = learning_rate * ratio
 
     def is_changed(self) -> bool:
         """Return whether the optimizer was changed since `refresh`; takes about a microsecond."""
@@ -276,12 +271,13 @@ def _has_other_layout(value: Any, parameter: Tensor) -> bool:
     )
 
 
-def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(
-        optimizer._optimizer_step_pre_hooks  # noqa: SLF001  no public function lists the hooks
-        or optimizer._optimizer_step_post_hooks  # noqa: SLF001
-        or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
-        or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
+def _hooks_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
+    """Return the hooks of the step of *optimizer*, dicts that change in place."""
+    return (
+        optimizer._optimizer_step_pre_hooks,  # noqa: SLF001  no public function lists the hooks
+        optimizer._optimizer_step_post_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001
     )
 
 
@@ -293,23 +289,19 @@ def _check_initial_rates(initial: list[float]) -> None:
         )
 
 
-def _check_density(groups: list[dict[str, Any]]) -> None:
-    for group in groups:
-        for parameter in group["params"] if group.get("fused") else ():
-            if not is_dense(parameter):
-                raise BuilderError(
-                    f"a parameter of shape {tuple(parameter.shape)} has the strides {parameter.stride()}, "
-                    "with gaps between its elements, into which torch's fused optimizers would write. Store "
-                    "it with .contiguous(), or build the optimizer with fused=False"
-                )
-
-
-def _check_dtypes(groups: list[dict[str, Any]]) -> None:
-    for group in groups:
-        for parameter in group["params"] if group.get("fused") else ():
-            if is_skipped_by_sgd(parameter):
-                raise BuilderError(
-                    f"a parameter of shape {tuple(parameter.shape)} on a CPU has the dtype "
-                    f"{parameter.dtype}, of which torch's fused SGD updates only a few elements. Build the "
-                    "optimizer with fused=False, or keep the parameters in float32"
-                )
+def _check_parameters(groups: list[dict[str, Any]], *, is_sgd: bool) -> None:
+    """Raise `BuilderError` for a parameter that a fused optimizer of torch would not update as it should."""
+    fused = [parameter for group in groups if group.get("fused") for parameter in group["params"]]
+    for parameter in fused:
+        if not is_dense(parameter):
+            raise BuilderError(
+                f"a parameter of shape {tuple(parameter.shape)} has the strides {parameter.stride()}, "
+                "with gaps between its elements, into which torch's fused optimizers would write. Store "
+                "it with .contiguous(), or build the optimizer with fused=False"
+            )
+        if is_sgd and is_skipped_by_sgd(parameter):
+            raise BuilderError(
+                f"a parameter of shape {tuple(parameter.shape)} on a CPU has the dtype "
+                f"{parameter.dtype}, of which torch's fused SGD updates only a few elements. Build the "
+                "optimizer with fused=False, or keep the parameters in float32"
+            )

@@ -9,6 +9,7 @@ from stages.optim.mixed_precision import choose_backward, run_backward
 LOSSES = {
     "scalar": lambda weight: weight.square().sum(),
     "one element": lambda weight: weight.square().sum(0, keepdim=True),
+    "a view": lambda weight: weight[:1].view(()),
     "a parameter": lambda weight: nn.Parameter(weight.detach()[0].clone()),
     "used twice": lambda weight: (weight.exp() * weight).mean() + weight[1],
     "hooked": lambda weight: _with_hook(weight.square().sum()),
@@ -30,10 +31,11 @@ def gradients_of(name, dtype, backward):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_direct_call_gives_the_bits_of_loss_backward(name, dtype):
-    for _ in range(2):  # a hook of the first call must not change the second
+    for _ in range(2):  # neither a hook nor a change of the first gradients must change the second ones
         found = gradients_of(name, dtype, run_backward)
 
         assert torch.equal(found, gradients_of(name, dtype, Tensor.backward))
+        found.mul_(5.0)
 
 
 @pytest.mark.parametrize("backward", [run_backward, Tensor.backward])

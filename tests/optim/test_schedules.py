@@ -238,3 +238,27 @@ def test_schedule_config_survives_a_json_round_trip(schedule):
     adapter = TypeAdapter(ScheduleConfig)
 
     assert adapter.validate_json(schedule.model_dump_json()) == schedule
+
+
+def test_rates_after_a_resume_are_those_of_an_uninterrupted_run():
+    uninterrupted, resumed = Scheduler(0.5, COSINE), Scheduler(0.5, COSINE)
+    rates = [uninterrupted.step() for _ in range(200)]
+
+    resumed.step()
+    resumed.load_state_dict({"iteration": 100})
+
+    assert [resumed.step() for _ in range(100)] == rates[100:]
+
+
+def test_schedule_of_a_user_is_called_once_for_each_step():
+    iterations = []
+
+    class Recording:
+        def rate(self, initial, iteration):
+            iterations.append(iteration)
+            return initial
+
+    scheduler = Scheduler(0.5, Recording())
+
+    assert [scheduler.step() for _ in range(3)] == [0.5] * 3
+    assert iterations == [0, 1, 2]

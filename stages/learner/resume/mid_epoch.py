@@ -96,17 +96,15 @@ class MidEpochCheckpointer:
             self._check_once(progress, meter)
         can_save_next = not progress.batches or iteration + 1 < progress.batches
         is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
-        is_asked, is_due = self._agree(self._interrupter.should_stop(), is_due)
+        is_asked = self._interrupter.should_stop()
+        if self._agreement is not None:  # what all ranks have agreed on
+            is_asked, is_due = self._agreement.poll(stop=is_asked, save=is_due)
         if not (is_asked or is_due):
             return False
         if self._can_save:
             if iteration == progress.batches or (self._group.size > 1 and self._state.window.batches):
                 return False
-            states = {"now": get_rng_state([self._device])}
-            if (compiled := self._state.compiled_shapes) is not None:
-                states["shapes"] = dict(compiled.first)
-            if self._shared is not None:
-                states["loader"] = self._shared.to_tree()
+            states = self._read_states()
             self._state.streams.save(progress.split)
             if self._stream is not None and not self._stream.has_next():
                 return False
@@ -119,9 +117,14 @@ class MidEpochCheckpointer:
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
         return stops
 
-    def _agree(self, stop: bool, save: bool) -> tuple[bool, bool]:  # noqa: FBT001  two answers
-        """Return whether to stop and whether to save: what this rank asks for, or what all have agreed on."""
-        return (stop, save) if self._agreement is None else self._agreement.poll(stop=stop, save=save)
+    def _read_states(self) -> dict[str, Any]:
+        """Return the random states after a batch, and the shapes that were compiled first."""
+        states = {"now": get_rng_state([self._device])}
+        if (compiled := self._state.compiled_shapes) is not None:
+            states["shapes"] = dict(compiled.first)
+        if self._shared is not None:
+            states["loader"] = self._shared.to_tree()
+        return states
 
     def stops_between_epochs(self) -> bool:
         """Return whether the run stops here, because any rank was asked to."""

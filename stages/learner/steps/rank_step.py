@@ -119,6 +119,10 @@ class SynchronizedStep(RankStep):
     Their backward pass adds gradients of all ranks, so it must multiply each loss by its weight.
     """
 
+    def __init__(self, state: RunState, checks: StepChecks) -> None:
+        super().__init__(state, checks)
+        self._run_backward = self._run_weighted
+
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank.
 
@@ -139,7 +143,7 @@ class SynchronizedStep(RankStep):
         check_weight(self._model, weight, self._own)
         return weight
 
-    def _run_backward(
+    def _run_weighted(
         self, loss: Tensor, parameters: Sequence[Tensor], weight: "Weight | None" = None
     ) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*, which the window weights later."""
@@ -176,6 +180,7 @@ class ShardedStep(RankStep):
     def __init__(self, state: RunState, checks: StepChecks) -> None:
         super().__init__(state, checks)
         self._is_sum = state.window.length > 1  # `passes` checks what the ranks have added
+        self._run_backward = self._run_weighted
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -219,7 +224,7 @@ class ShardedStep(RankStep):
         passes = self._guard.passes_sum(_local(gradients), epoch, iteration, self._window.taken_weight)
         return not self._group.any(not passes) if self._skips else passes
 
-    def _run_backward(
+    def _run_weighted(
         self, loss: Tensor, parameters: Sequence[Tensor], weight: "Weight | None" = None
     ) -> None:
         """Set ``.grad`` of *parameters* to the mean gradients of all ranks by their weights."""

@@ -6,7 +6,7 @@
 `rank_step.py` has the step of several ranks, and `cuda_graph.py` the captured one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.metrics import MetricState
 from stages.models import clear_gradients, prepare_backward
+from stages.models.steps import RunBackward
 from stages.optim.gradients import Gradients
 
 
@@ -48,6 +49,7 @@ class PlainStep:
         self._guard = state.guard
         self._precision = state.precision
         self._scaler = state.precision.scaler
+        self._run_backward: RunBackward = state.precision.run_backward
         self._train_step = state.wrap_step(self._model.train_step, Split.TRAIN)
         self._window = state.window
         self._is_sum = state.window.length > 1
@@ -67,12 +69,6 @@ class PlainStep:
             self._model.train()
             self._state.begin_training()
             yield
-
-    def _run_backward(
-        self, loss: torch.Tensor, parameters: Sequence[torch.Tensor], weight: "Weight | None" = None
-    ) -> None:
-        """Set ``.grad`` of *parameters* to the gradients of *loss*."""
-        self._precision.run_backward(loss, parameters, weight)
 
     def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
         """Run forward and backward on *batch*, and add its gradients to the accumulation window.
@@ -105,7 +101,8 @@ class PlainStep:
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
-        self._buffers.save()
+        if self._skips:
+            self._buffers.save()
         clear_gradients(self._model)
         if self._scaler is not None:
             self._scaler.begin_step()
@@ -119,7 +116,8 @@ class PlainStep:
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
         """Return the weight of the gradients of *step*: that of its output."""
-        return self._read(weight_of(step.item))
+        weight = weight_of(step.item)
+        return weight if type(weight) is int else self._read(weight)
 
     def _read(self, weight: Weight) -> Weight:
         """Return *weight* as a number, unless the guard reads no number of a step."""

@@ -48,7 +48,9 @@ class AdamLane(Lane):
     def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
         super().__init__(group, state, members)
         self.kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-        self.device = next(iter(members.values())).device
+        device = next(iter(members.values())).device
+        self.rounded = device if device.type == "cuda" else None
+        """The device whose kernel reads a rounded rate."""
         self.steps = torch.empty(0)
         self.counts: Any = None
         """The memory of `steps` on a CPU, in which counting takes a tenth of the time."""
@@ -77,7 +79,7 @@ class AdamLane(Lane):
             [],
             steps,
             amsgrad=False,
-            lr=round_rate(group["lr"], self.device),
+            lr=group["lr"] if self.rounded is None else round_rate(group["lr"], self.rounded),
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=group["weight_decay"],
