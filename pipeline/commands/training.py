@@ -76,7 +76,7 @@ def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets
                 f"--source {source}: the data has no {source} split. Use one of {', '.join(info.counts)}, or "
                 f"set load_data.{source}_fraction"
             )
-        return data.read_split(directory, source, info.index)
+        return data.read_split(directory, source, info)
     loaded = data.load_source(parse_source(source))
     if isinstance(loaded, data.Splits):
         loaded = list(loaded.by_name().values())[-1]

@@ -1,8 +1,9 @@
 """Configuration of data sources, normalization, batchers and augmentation."""
 
+from operator import not_
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
@@ -253,6 +254,8 @@ class RandomCrop(Config):
     """The height and width of the result, or one number for both; None: those of the image."""
     fill: Finite = 0.0
     """The value of the added pixels, in the units of the stored image."""
+    mask_fill: Annotated[int, integer(-100, 10_000_000)] = Field(default=0, exclude_if=not_)
+    """The class of the added pixels in masks; -100, in masks of signed integers, is ignored by losses."""
 
 
 class HorizontalFlip(Config):

@@ -1,7 +1,7 @@
 """Prepared data: the splits as tensors in memory or as images in files, and their description."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from stages.contracts.errors import DataError
 from stages.data.config import NormalizationConfig
 from stages.data.datasets import ImageFileDataset, TensorDataset
-from stages.data.image_files import ImageFiles, ImageFormat
+from stages.data.image_files import ImageFiles
 from stages.data.sources.columns import Column, Columns, split_columns
 from stages.data.splits import SPLIT_NAMES, Splits
 from stages.data.storage import (
@@ -21,9 +21,11 @@ from stages.data.storage import (
     DEFAULT_NORMALIZATION,
     DatasetInfo,
     describe,
+    prefix_of,
     read_info,
     write_columns,
 )
+from stages.data.trees import ENDS, Ragged, Tree, map_leaves, unflatten
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,15 @@ def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALI
     """Return the splits as tensors, with their description. Raises `DataError` as load-data does."""
     columns = split_columns(splits)
     info = describe(columns, normalization)
-    return Prepared(info, **{name: dataset(column) for name, column in columns.items()})
+    return Prepared(info, **{name: dataset(split) for name, split in columns.items()})
 
 
 def dataset(columns: Columns) -> TensorDataset:
     """Return *columns* as a dataset; it shares their memory if that is writable and needs no conversion."""
-    return TensorDataset(_tensor(columns.inputs), _tensor(columns.targets))
+    kinds = {name: column.kind for name, column in columns.leaves.items()}
+    return TensorDataset(
+        map_leaves(_tensor, columns.inputs), map_leaves(_tensor, columns.targets), kinds=kinds
+    )
 
 
 def write(directory: Path, prepared: Prepared) -> None:
@@ -65,33 +70,62 @@ def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
     """
     info = read_info(directory / DATASET_FILE)
     present = [name for name in info.counts if name in {"train", *names}]
-    return Prepared(info, **{name: read_split(directory, name, info.index) for name in present})
+    return Prepared(info, **{name: read_split(directory, name, info) for name in present})
 
 
-def _tensor(column: Column) -> torch.Tensor:
+def _tensor(column: Column) -> Any:
+    if isinstance(column.array, Ragged):
+        rows = column.to_ragged()
+        return replace(rows, values=torch.from_numpy(rows.values))
     array = column.read(slice(0, len(column)))
     return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
 
 
 def _columns(split: TensorDataset | ImageFileDataset) -> Columns:
-    inputs: Any = split.files if isinstance(split, ImageFileDataset) else split.inputs.numpy()
-    targets = split.targets.numpy()
-    return Columns(Column(inputs, inputs.dtype), Column(targets, targets.dtype))
+    inputs = split.files if isinstance(split, ImageFileDataset) else split.inputs
+    return Columns(map_leaves(_column, inputs), map_leaves(_column, split.targets))
+
+
+def _column(leaf: Any) -> Column:
+    """Return a leaf of a dataset as a column."""
+    if isinstance(leaf, Ragged):
+        leaf = replace(leaf, values=leaf.values.numpy())
+    array = leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
+    return Column(array, array.dtype)
 
 
 def read_split(
-    directory: Path, name: str, index: ImageFormat | None = None
+    directory: Path, name: str, info: DatasetInfo | None = None
 ) -> TensorDataset | ImageFileDataset:
-    """Return one split in *directory*: tensors, or images in the form of *index*, the field of `DatasetInfo`.
+    """Return one split in *directory*: tensors, or images in files; *info* is its ``dataset.json``, if read.
 
-    Raises `DataError` if its file is missing or not intact.
+    Raises `DataError` if a file is missing or not intact.
     """
+    info = info or read_info(directory / DATASET_FILE)
     path = directory / f"{name}.safetensors"
     try:
-        tensors = load_file(path)
-        if index is None:
-            return TensorDataset(tensors["inputs"], tensors["targets"])
-        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
-        return ImageFileDataset(ImageFiles.from_arrays(index, arrays), tensors["targets"])
+        leaves = _read_leaves(load_file(path), info)
+        inputs, targets = unflatten(leaves, "inputs"), unflatten(leaves, "targets")
+        if info.index is not None:
+            return ImageFileDataset(inputs, targets, kinds=info.kinds)
+        return TensorDataset(inputs, targets, kinds=info.kinds)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Run load-data again") from error
+
+
+def _read_leaves(tensors: Mapping[str, torch.Tensor], info: DatasetInfo) -> dict[str, Tree]:
+    """Return the leaves in the *tensors* of a split file by their names.
+
+    Raises `KeyError` if one is missing.
+    """
+    leaves: dict[str, Tree] = {}
+    for name in info.leaves or ("inputs", "targets"):
+        if form := info.formats.get(name):
+            prefix = prefix_of(name)
+            arrays = {key.removeprefix(prefix): tensor.numpy() for key, tensor in tensors.items()}
+            leaves[name] = ImageFiles.from_arrays(form, arrays)
+        elif (ends := tensors.get(f"{name}{ENDS}")) is not None:
+            leaves[name] = Ragged(tensors[name], ends.numpy())
+        else:
+            leaves[name] = tensors[name]
+    return leaves

@@ -84,8 +84,11 @@ def _resolve_weights(config: BuildLearnerConfig, info: "data.DatasetInfo") -> tu
     weights, counts = config.class_weights, (info.class_counts or {}).get("train", [])
     if weights is None:
         return None
-    if not counts:
-        raise ParamsError("build_learner.class_weights needs classes; the targets are numbers")
+    if not counts or not isinstance(counts, list):
+        raise ParamsError(
+            "build_learner.class_weights needs one target of classes; the targets are "
+            f"{'numbers' if info.task == 'regression' else info.task}. Remove it"
+        )
     if weights == "balanced" and 0 in counts:
         raise ParamsError(
             f"build_learner.class_weights: class {counts.index(0)} has no sample in the train split, so "
@@ -131,7 +134,7 @@ def build_test_loader(
 
 def _loader_builder(config: FitConfig, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
     builder = (
-        data.DataLoaderBuilder(data.build_batcher(config.batcher, info.normalization))
+        data.DataLoaderBuilder(data.build_batcher(config.batcher, info.scaling))
         .batch_size(config.batch_size)
         .num_workers(config.num_workers)
         .prefetch(config.prefetch)
