@@ -1,9 +1,9 @@
 """Configuration of data sources, normalization, batchers and augmentation."""
 
 from operator import not_
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
@@ -54,6 +54,9 @@ AUGMENTATIONS = {
 }
 
 
+ArrayNames = Annotated[Text | Texts | None, Field(default=None, exclude_if=lambda names: names is None)]
+
+
 class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels in scikit-learn (UCI, 1998)."""
 
@@ -71,11 +74,24 @@ class Idx(Config):
 
 
 class Npz(Config):
-    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets``, which is split."""
+    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets``, which is split.
+
+    Arrays with other names are named by ``inputs`` and ``targets``, and are split.
+    """
 
     kind: Literal["npz"]
     path: Text
     """The file, relative to the root of the project or absolute."""
+    inputs: ArrayNames = None
+    """The name of the array of inputs, or the names of several, whose samples are dicts."""
+    targets: ArrayNames = None
+    """The name of the array of targets, or the names of several; with ``inputs``, null is no targets."""
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        if self.targets is not None and self.inputs is None:
+            raise ValueError("targets names an array, so inputs must name one too")
+        return self
 
 
 class Npy(Config):

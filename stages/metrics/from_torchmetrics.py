@@ -360,6 +360,18 @@ def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
     )
 
 
+def mean_iou(num_classes: int) -> TorchMetric:
+    """Return the mean over classes of intersection over union, of all pixels of the epoch together.
+
+    It is the Jaccard index of torchmetrics with the average ``macro``, which leaves classes out that neither
+    the predictions nor the targets have. A target of -100 is ignored.
+    """
+    metric = _load_part("classification", "mean_iou").MulticlassJaccardIndex(num_classes=num_classes)
+    return TorchMetric(
+        metric, "Mean IoU", decimals=4, inputs=predict_pixel_classes, measures=ClassificationOutput
+    )
+
+
 @dataclass(frozen=True)
 class LowestError:
     """Raises the mean squared error of each image to *epsilon*, so that a perfect image has a finite PSNR."""

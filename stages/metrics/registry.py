@@ -36,6 +36,7 @@ BUILT_IN = TELEMETRY | {
     "loss": "stages.metrics.regression:LossMetric",
     "mae": "stages.metrics.regression:MaeMetric",
     "matthews": "stages.metrics.precision_recall:MatthewsCorrelationCoefficientMetric",
+    "mean_iou": "stages.metrics.from_torchmetrics:mean_iou",
     "ms_ssim": "stages.metrics.from_torchmetrics:ms_ssim",
     "mse": "stages.metrics.regression:MseMetric",
     "perplexity": "stages.metrics.text:PerplexityMetric",
