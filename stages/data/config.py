@@ -14,6 +14,7 @@ from stages.contracts.fields import (
     Finite,
     Flag,
     Fraction,
+    Names,
     NonNegative,
     Range,
     Size,
@@ -54,7 +55,8 @@ AUGMENTATIONS = {
 }
 
 
-ArrayNames = Annotated[Text | Texts | None, Field(default=None, exclude_if=lambda names: names is None)]
+OPTIONAL = Field(default=None, exclude_if=lambda value: value is None)
+"""A param that no file or key of an earlier run has."""
 
 
 class Digits(Config):
@@ -82,9 +84,9 @@ class Npz(Config):
     kind: Literal["npz"]
     path: Text
     """The file, relative to the root of the project or absolute."""
-    inputs: ArrayNames = None
+    inputs: Annotated[Names | None, OPTIONAL] = None
     """The name of the array of inputs, or the names of several, whose samples are dicts."""
-    targets: ArrayNames = None
+    targets: Annotated[Names | None, OPTIONAL] = None
     """The name of the array of targets, or the names of several; with ``inputs``, null is no targets."""
 
     @model_validator(mode="after")
@@ -105,9 +107,10 @@ class Npy(Config):
 
 
 class ImageFolder(Config):
-    """Images in a folder for each class, or with a CSV file of labels; needs the extra ``images``.
+    """Images in a folder for each class, with a CSV file of labels, or with masks or boxes.
 
-    An image is turned as its EXIF orientation asks for, and transparency is dropped.
+    They need the extra ``images``. An image is turned as its EXIF orientation asks for; transparency is
+    dropped.
     """
 
     kind: Literal["image_folder"]
@@ -125,6 +128,21 @@ class ImageFolder(Config):
     """``rgb`` for three channels, ``gray`` for one."""
     corrupt: Literal["error", "skip"] = "error"
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
+    masks: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    """A folder with a mask for each image, a file of the same name up to its ending, such as ``.png``: the
+    class of each pixel. The folders in ``path`` are then not classes."""
+    ignored: Annotated[int | None, integer(0, 255), OPTIONAL] = None
+    """The value of masks that is no class, such as 255; losses and metrics ignore its pixels."""
+    boxes: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    """A JSON file in COCO's format with the boxes and the classes of the objects in the images."""
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        if self.labels and (self.masks or self.boxes):
+            raise ValueError("set either labels, or masks and boxes")
+        if self.ignored is not None and self.masks is None:
+            raise ValueError("ignored is a value of masks, so set masks too")
+        return self
 
 
 class Table(Config):

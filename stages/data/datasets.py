@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -280,11 +281,11 @@ def _read_leaf(leaf: Any, indices: Tensor) -> Any:
     """Return the rows of *leaf* at *indices*, decoded if they are in files."""
     if not isinstance(leaf, ImageFiles):
         return _gather(leaf, indices, None)
-    images = torch.empty((len(indices), *leaf.form.shape), dtype=torch.uint8)
+    images = np.empty((len(indices), *leaf.form.shape), leaf.dtype)
     decoder = ImageDecoder(leaf.form)
-    for image, index in zip(images.numpy(), indices.tolist(), strict=True):
+    for image, index in zip(images, indices.tolist(), strict=True):
         put(image, decoder.decode(*_read_file(leaf, decoder, index)))
-    return images
+    return torch.from_numpy(images)
 
 
 def _read_file(files: ImageFiles, decoder: ImageDecoder, index: int) -> tuple[str, bytes]:

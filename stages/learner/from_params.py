@@ -86,8 +86,8 @@ def _resolve_weights(config: BuildLearnerConfig, info: "data.DatasetInfo") -> tu
         return None
     if not counts or not isinstance(counts, list):
         raise ParamsError(
-            "build_learner.class_weights needs one target of classes; the targets are "
-            f"{'numbers' if info.task == 'regression' else info.task}. Remove it"
+            "build_learner.class_weights needs classes; the targets are "
+            f"{'numbers' if info.task == 'regression' else info.task}"
         )
     if weights == "balanced" and 0 in counts:
         raise ParamsError(

@@ -39,6 +39,7 @@ SHOWN = [
     ({"kind": "loss"}, "Loss", None, 2, LOWEST),
     ({"kind": "matthews"}, "MatthewsCorrelationCoefficient @ Multiclass", None, 4, HIGHEST),
     ({"kind": "mae"}, "MAE", None, 4, LOWEST),
+    ({"kind": "mean_iou", "num_classes": 3}, "Mean IoU", None, 4, HIGHEST),
     ({"kind": "ms_ssim"}, "MS-SSIM (pr=1, k=11, σ=1.5)", None, 4, HIGHEST),
     ({"kind": "mse"}, "MSE", None, 4, LOWEST),
     ({"kind": "peak_memory"}, "Peak Memory", "GB", 2, LOWEST),

@@ -101,6 +101,9 @@ WRONG_VALUES = {
     "texts": [None, True, 1, "", "x", [""], [1], [None], [["a"]], {"a": 1}],
     "spellings or null": [True, 1, "", "x", [1], [None], [["a"]], {"a": 1}],
     "character or null": [True, 1, "", ";;", '"', "\n", "§", ["a"], {"a": 1}],
+    "names of arrays or null": [True, 1, "", "a\0b", [], [""], [1], [None], [["a"]], {"a": 1}],
+    "class of a mask": [*NOT_A_NUMBER, None, -101, 1.5, 1e29, inf, nan],
+    "value of a mask or null": [*NOT_A_NUMBER, -1, 256, 1.5, inf, nan],
     "texts or null": [True, 1, "", "x", [""], [1], [None], [["a"]], {"a": 1}],
     "finite": [*NOT_A_NUMBER, None, 10**400, inf, -inf, nan],
     "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
@@ -135,7 +138,11 @@ PARAMS = [
     ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
     ("load_data.source", {"kind": "digits"}, {"path": "null"}),
     ("load_data.source", {"kind": "idx", "path": "x"}, {"path": "text"}),
-    ("load_data.source", {"kind": "npz", "path": "x"}, {"path": "text"}),
+    (
+        "load_data.source",
+        {"kind": "npz", "path": "x", "inputs": "y"},
+        {"path": "text", "inputs": "names of arrays or null", "targets": "names of arrays or null"},
+    ),
     (
         "load_data.source",
         {"kind": "npy", "inputs": "x", "targets": "y"},
@@ -150,7 +157,19 @@ PARAMS = [
             "size": "pair or null",
             "mode": "choice",
             "corrupt": "choice",
+            "masks": "text or null",
+            "boxes": "text or null",
         },
+    ),
+    (
+        "load_data.source",
+        {"kind": "image_folder", "path": "x", "masks": "y"},
+        {"ignored": "value of a mask or null"},
+    ),
+    (
+        "build_learner.model",
+        {"kind": "unet"},
+        {"channels": "counts"},
     ),
     (
         "load_data.source",
@@ -362,7 +381,12 @@ PARAMS = [
     (
         "fit.augment.0",
         {"kind": "random_crop"},
-        {"padding": "count from 0", "size": "size or null", "fill": "finite"},
+        {
+            "padding": "count from 0",
+            "size": "size or null",
+            "fill": "finite",
+            "mask_fill": "class of a mask",
+        },
     ),
     ("fit.augment.0", {"kind": "horizontal_flip"}, {"p": "fraction"}),
     ("fit.augment.0", {"kind": "vertical_flip"}, {"p": "fraction"}),

@@ -1,0 +1,173 @@
+"""Runs of the stages on masks, without targets, and with several inputs and targets."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from stage_runs import load, read_outputs, train
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from stages.contracts.errors import DataError
+from stages.learner import LearnerSpec
+from stages.learner.from_params import build_loader
+from stages.params.fit_params import FitConfig
+from stages.records import DefaultRecorder, load_file
+
+COUNT, SIZE = 26, 16
+UNET = {"kind": "unet", "channels": [4, 8]}
+SEGMENTATION = {
+    "metrics": ["loss", "accuracy", {"kind": "mean_iou", "num_classes": 3}],
+    "augment": [{"kind": "random_crop", "padding": 2}, "horizontal_flip"],
+}
+
+
+def draw_squares():
+    """Return images (N, 3, 16, 16) with a bright square of one of two colors, and their masks."""
+    draws = np.random.default_rng(0)
+    images = draws.integers(0, 60, (COUNT, 3, SIZE, SIZE), dtype=np.uint8)
+    masks = np.zeros((COUNT, SIZE, SIZE), np.uint8)
+    for number, (top, left) in enumerate(draws.integers(0, SIZE - 6, (COUNT, 2))):
+        square = slice(top, top + 6), slice(left, left + 6)
+        masks[number][square] = 1 + number % 2
+        images[(number, number % 2, *square)] = 250
+    return images, masks
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    images, masks = draw_squares()
+    path = tmp_path_factory.mktemp("squares") / "squares.npz"
+    np.savez(path, image=images, mask=masks, size=masks.mean((1, 2)), top=np.arange(COUNT) % 3)
+    return path
+
+
+def of(archive, inputs, targets=None):
+    return {"kind": "npz", "path": str(archive), "inputs": inputs, "targets": targets}
+
+
+def predict(folder, artifacts, epoch=2):
+    """Return the outputs of the model of an epoch for each batch of the valid split."""
+    model, _, _ = LearnerSpec.read(folder / "learner").build(0)
+    load_file(model, artifacts / f"checkpoint/model-{epoch}.mpk.gz", DefaultRecorder())
+    prepared = load(folder, json.loads((folder / "source.json").read_text()))
+    model.eval()
+    with torch.no_grad():
+        return [model.valid_step(batch) for batch in build_loader(FitConfig(batch_size=8), prepared, "valid")]
+
+
+def test_mean_iou_of_a_run_is_that_of_torchmetrics_over_the_valid_split(archive, tmp_path):
+    """The last batch is smaller, which a mean of batches would weigh too much."""
+    source = of(archive, "image", "mask")
+    (tmp_path / "source.json").write_text(json.dumps(source))
+    load(tmp_path, source)
+
+    artifacts = train(tmp_path, UNET, **SEGMENTATION)
+
+    items = predict(tmp_path, artifacts)
+    assert [item.size for item in items] != [8] * len(items)
+    logits, targets = (torch.cat([getattr(item, name) for item in items]) for name in ("output", "targets"))
+    metric = MulticlassJaccardIndex(num_classes=3)(logits.argmax(1), targets)
+    values = json.loads((artifacts / "metrics.json").read_text())["valid"]
+    assert values["Mean IoU"] == pytest.approx(metric.item(), abs=1e-6)
+    hits = (logits.argmax(1) == targets).double().mean().item()
+    assert values["Accuracy"] == pytest.approx(100 * hits, abs=1e-4)
+
+
+def test_segmentation_learns_the_squares(archive, tmp_path):
+    load(tmp_path, of(archive, "image", "mask"))
+
+    artifacts = train(tmp_path, UNET, num_epochs=15, metrics=SEGMENTATION["metrics"])
+
+    assert json.loads((artifacts / "metrics.json").read_text())["valid"]["Mean IoU"] > 0.5
+
+
+RUNS = {
+    "masks": (("image", "mask"), UNET, SEGMENTATION),
+}
+
+
+@pytest.mark.parametrize(("names", "model", "params"), RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("steps", [2, 5])
+def test_interrupted_run_equals_an_uninterrupted_one(names, model, params, steps, archive, tmp_path):
+    for name in ("whole", "resumed"):
+        load(tmp_path / name, of(archive, *names))
+
+    whole = train(tmp_path / "whole", model, **params)
+    resumed = train(tmp_path / "resumed", model, stop_after=steps, num_workers=2, **params)
+
+    assert read_outputs(resumed) == read_outputs(whole)
+
+
+def write_images(folder, images, masks):
+    for number, (image, mask) in enumerate(zip(images, masks, strict=True)):
+        for part, array in (("images", image.transpose(1, 2, 0)), ("masks", mask)):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(folder / part / f"{number:02}.png")
+    return {"kind": "image_folder", "path": str(folder / "images"), "masks": str(folder / "masks")}
+
+
+@pytest.mark.parametrize("options", [{}, {"size": [8, 12], "ignored": 2}], ids=["plain", "resized"])
+def test_index_of_masks_gives_the_run_of_tensors(options, tmp_path):
+    source = write_images(tmp_path, *draw_squares()) | options
+
+    outputs = []
+    for form in ("tensors", "index"):
+        load(tmp_path / form, source, materialize=form)
+        files = read_outputs(train(tmp_path / form, UNET, **SEGMENTATION | {"augment": ["vertical_flip"]}))
+        outputs.append({name: content for name, content in files.items() if "trainer" not in name})
+
+    assert outputs[0] == outputs[1]
+
+
+def test_ignored_value_of_masks_is_no_class(tmp_path):
+    images, masks = draw_squares()
+
+    prepared = load(tmp_path, write_images(tmp_path, images, masks) | {"ignored": 2})
+
+    assert prepared.info.num_classes == 2
+    assert set(prepared.train.targets.unique().tolist()) == {-100, 0, 1}
+
+
+def test_masks_of_folders_named_as_splits_are_split(tmp_path):
+    images, masks = draw_squares()
+    for name, part in (("train", slice(0, 20)), ("val", slice(20, 26))):
+        write_images(tmp_path / name, images[part], masks[part])
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            (tmp_path / name / kind).rename(tmp_path / kind / name)
+    folders = {"path": str(tmp_path / "images"), "masks": str(tmp_path / "masks")}
+
+    prepared = load(tmp_path, {"kind": "image_folder", **folders})
+
+    assert prepared.info.counts == {"train": 20, "valid": 6}
+    assert torch.equal(prepared.valid.targets, torch.tensor(masks[20:]))
+
+
+def remove_mask(folder):
+    (folder / "masks/03.png").unlink()
+
+
+def write_color(folder):
+    Image.new("RGB", (SIZE, SIZE)).save(folder / "masks/03.png")
+
+
+def write_large(folder):
+    Image.new("L", (SIZE, SIZE + 1)).save(folder / "masks/03.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove_mask, "has no mask of the image 03.png. Add a file 03.png, or remove the image"),
+        (write_color, "03.png is no mask: its mode is RGB, and a mask has one channel"),
+        (write_large, "03.png has 17×16 pixels, but an earlier image has 16×16"),
+    ],
+)
+def test_mask_that_does_not_fit_is_an_error_with_its_file(change, message, tmp_path):
+    source = write_images(tmp_path, *draw_squares())
+    change(tmp_path)
+
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, source)
