@@ -1,17 +1,23 @@
 """Runs of the stages on masks, without targets, and with several inputs and targets."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from stage_runs import load, read_outputs, train
+from torch import nn
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from stages.contracts.errors import DataError
+from stages import data
+from stages.contracts.errors import BuilderError, DataError
+from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerSpec
 from stages.learner.from_params import build_loader
+from stages.models import Mlp, MlpRegressor, backward
 from stages.params.fit_params import FitConfig
 from stages.records import DefaultRecorder, load_file
 
@@ -83,8 +89,53 @@ def test_segmentation_learns_the_squares(archive, tmp_path):
     assert json.loads((artifacts / "metrics.json").read_text())["valid"]["Mean IoU"] > 0.5
 
 
+class Contrast(nn.Module):
+    """A model that brings two views of a sample together, and those of other samples apart."""
+
+    def __init__(self, input_shape, width=8):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), width))
+
+    def valid_step(self, batch):
+        first, second = (F.normalize(self.net(view), dim=1) for view in batch.inputs)
+        logits, partners = first @ second.T / 0.2, torch.arange(len(first))
+        return ClassificationOutput(F.cross_entropy(logits, partners), logits, partners)
+
+    def train_step(self, batch):
+        item = self.valid_step(batch)
+        return TrainOutput(self, backward(self, item.loss), item)
+
+
+class SeveralHeads(nn.Module):
+    """A model with two inputs and three targets."""
+
+    def __init__(self, input_shape, num_outputs):
+        super().__init__()
+        self.names = sorted(num_outputs)
+        size = math.prod(input_shape["image"]) + math.prod(input_shape["size"])
+        self.heads = nn.ModuleDict({name: nn.Linear(size, num_outputs[name]) for name in ("top", "size")})
+        self.pixels = nn.Conv2d(input_shape["image"][0], num_outputs["mask"], 1)
+
+    def valid_step(self, batch):
+        images, sizes = batch.inputs["image"], batch.inputs["size"]
+        features = torch.cat((images.flatten(1), sizes[:, None]), dim=1)
+        top, size = (self.heads[name](features) for name in ("top", "size"))
+        pixels = F.cross_entropy(self.pixels(images), batch.targets["mask"])
+        loss = F.cross_entropy(top, batch.targets["top"]) + pixels
+        loss = loss + F.mse_loss(size[:, 0], batch.targets["size"])
+        return ClassificationOutput(loss, top, batch.targets["top"])
+
+    train_step = Contrast.train_step
+
+
+AUTOENCODER = {"kind": "mlp_regressor", "hidden_sizes": [4]}
+CROPS = {"augment": [{"kind": "random_crop", "padding": 3}], "views": 2, "metrics": ["loss"]}
+HEADS = {"kind": f"{__name__}:SeveralHeads"}
 RUNS = {
     "masks": (("image", "mask"), UNET, SEGMENTATION),
+    "no targets": (("image", None), AUTOENCODER, {"metrics": ["loss", "psnr"]}),
+    "two views": (("image", None), {"kind": f"{__name__}:Contrast"}, CROPS),
+    "several": ((["image", "size"], ["mask", "top", "size"]), HEADS, SEGMENTATION | {"metrics": ["loss"]}),
 }
 
 
@@ -171,3 +222,23 @@ def test_mask_that_does_not_fit_is_an_error_with_its_file(change, message, tmp_p
 
     with pytest.raises(DataError, match=message):
         load(tmp_path, source)
+
+
+def test_autoencoder_predicts_its_inputs():
+    model = MlpRegressor((1, 4, 4), 16)
+    inputs = torch.rand(3, 1, 4, 4)
+
+    output = model.valid_step(data.Batch(inputs, None))
+
+    assert torch.equal(output.targets, inputs)
+    assert output.output.shape == inputs.shape
+
+
+def test_class_model_without_targets_is_an_error():
+    with pytest.raises(BuilderError, match="needs targets, and the data has none. Use RegressionStep"):
+        Mlp((4,), 2).valid_step(data.Batch(torch.rand(3, 4), None))
+
+
+def test_views_of_one_are_in_no_key():
+    assert "views" not in FitConfig().key_params()
+    assert FitConfig(views=2).key_params()["views"] == 2

@@ -113,16 +113,21 @@ def build_loaders(
 
 
 def build_loader(config: FitConfig, prepared: "data.Prepared", split: str) -> "data.DataLoader":
-    """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
+    """Return the loader of one split of *prepared*; only the train split is shuffled and augmented.
+
+    With several views, all splits are augmented.
+    """
     builder = _loader_builder(config, prepared.info)
     if config.overfit_batches is not None:
         return builder.limit_batches(config.overfit_batches).build(prepared.train)
     builder.limit_batches(config.limit_batches.of(split))
     if split == "train":
-        builder.shuffle(config.seed).augment(
-            [data.build_augmentation(augmentation) for augmentation in config.augment]
-        )
+        builder.shuffle(config.seed).augment(_build_augmentations(config))
     return builder.build(prepared.by_name()[split])
+
+
+def _build_augmentations(config: FitConfig) -> "list[data.Augmentation]":
+    return [data.build_augmentation(augmentation) for augmentation in config.augment]
 
 
 def build_test_loader(
@@ -140,6 +145,8 @@ def _loader_builder(config: FitConfig, info: "data.DatasetInfo") -> "data.DataLo
         .prefetch(config.prefetch)
         .resident(config.resident)
     )
+    if config.views > 1:
+        builder.views(config.views).augment(_build_augmentations(config))
     return builder.bucket() if config.bucket else builder
 
 

@@ -101,6 +101,9 @@ class FitConfig(Config):
     augment: tuple[AugmentationConfig, ...] = ()
     """Random changes of the inputs of the train split, in order, before they are normalized: kinds for
     images, or import paths of functions of an input, or of classes of such."""
+    views: Annotated[Count, Field(exclude_if=lambda views: views == 1)] = 1  # in no key of an earlier run
+    """Number of views of the inputs of a sample, each augmented by itself; the inputs of a batch are then a
+    tuple. Above 1, the other splits are augmented too."""
     limit_batches: BatchLimits = BatchLimits()
     """``{train: N, valid: N}``, or one number for both: the first N batches of each epoch only.
 

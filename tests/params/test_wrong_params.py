@@ -342,6 +342,7 @@ PARAMS = [
             "batcher": "part",
             "augment": "parts",
             "bucket": "flag",
+            "views": "count",
             "limit_batches": "section of limits",
             "overfit_batches": "count or null",
             "sanity_check": "count from 0",
