@@ -159,8 +159,8 @@ class Table(Config):
     """A column with the split of each row: ``train``, ``valid`` or ``test``."""
     group: Text | None = None
     """A column whose equal values keep rows in one split, for example of a person."""
-    target: Text
-    """The column to predict: text or integers are classes, floats and decimals are numbers."""
+    target: Names
+    """The column to predict, or several: text or integers are classes, floats and decimals are numbers."""
     features: Texts | None = None
     """Names of columns, or patterns of a shell such as ``x_*``; null for all columns except the target.
 

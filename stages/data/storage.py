@@ -96,8 +96,10 @@ class DatasetInfo(Config):
     """None for tokens."""
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""
-    class_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
-    """The names of the classes, if the source has names."""
+    class_names: tuple[str, ...] | dict[str, tuple[str, ...] | None] | None = Field(
+        default=None, exclude_if=is_none
+    )
+    """The names of the classes, if the source has names; by their names for several targets."""
     feature_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
     """The names of the features of a table, in their order in a sample."""
     categories: dict[str, tuple[str | None, ...]] | None = Field(default=None, exclude_if=is_none)

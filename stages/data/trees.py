@@ -18,7 +18,7 @@ LeafKind = Literal["image", "mask", "boxes", "classes", "tokens", "number"]
 """The meaning of a leaf: ``image`` (C, H, W), ``mask`` (H, W) of classes, ``boxes`` (n, 4) of pixels."""
 ENDS = ":ends"
 """The ending of the name of the array with the ends of a `Ragged` leaf."""
-NAME = re.compile(r"[A-Za-z0-9_-]+")
+NAME = re.compile(r"[^.:]+")
 
 
 class Views(tuple[Tree, ...]):
@@ -30,7 +30,7 @@ class Views(tuple[Tree, ...]):
 def flatten(tree: Tree, name: str) -> dict[str, Any]:
     """Return the leaves of *tree* by their names, which begin with *name*.
 
-    Raises `DataError` for a key that is not letters, digits, ``_`` or ``-``.
+    Raises `DataError` for a key that is empty, or has a ``.`` or a ``:``.
     """
     if tree is None:
         return {}
@@ -39,7 +39,7 @@ def flatten(tree: Tree, name: str) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, entry in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
         if not NAME.fullmatch(str(key)):
-            raise DataError(f"{name}: a name must be letters, digits, '_' or '-'; found {key!r}. Rename it")
+            raise DataError(f"{name}: the name of a leaf may have no '.' or ':'; found {key!r}. Rename it")
         leaves |= flatten(entry, f"{name}.{key}")
     return leaves
 

@@ -209,7 +209,9 @@ class TrainedModel(nn.Module):
             probabilities = torch.stack((1 - positive, positive), dim=1)
         else:
             probabilities = scores.softmax(dim=1).movedim(1, -1)
-        return Predictions(outputs, probabilities, probabilities.argmax(-1), self.info.class_names)
+        names = self.info.class_names
+        class_names = names if isinstance(names, tuple) else None
+        return Predictions(outputs, probabilities, probabilities.argmax(-1), class_names)
 
 
 def load_model(

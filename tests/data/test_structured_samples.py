@@ -161,7 +161,7 @@ def test_transform_of_the_whole_sample_changes_targets_too():
 
 MISTAKES = {
     "lengths": (Arrays({"a": IMAGES, "b": NUMBERS[:5]}), "inputs.a and the train split: inputs.b must have"),
-    "name": (Arrays({"a.b": IMAGES}), "must be letters, digits"),
+    "name": (Arrays({"a.b": IMAGES}), "the name of a leaf may have no '.' or ':'; found 'a.b'"),
     "kind": (Arrays(IMAGES, kinds={"input": "image"}), "kinds has 'input', but the leaves are inputs"),
     "mask": (Arrays(IMAGES, MASKS[:, :4], kinds={"targets": "mask"}), "height and width of the images"),
     "boxes": (Arrays(IMAGES, LABELS, kinds={"targets": "boxes"}), r"boxes must be floats \(n, 4\)"),

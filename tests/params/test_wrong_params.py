@@ -102,6 +102,7 @@ WRONG_VALUES = {
     "spellings or null": [True, 1, "", "x", [1], [None], [["a"]], {"a": 1}],
     "character or null": [True, 1, "", ";;", '"', "\n", "§", ["a"], {"a": 1}],
     "names of arrays or null": [True, 1, "", "a\0b", [], [""], [1], [None], [["a"]], {"a": 1}],
+    "names of arrays": [None, True, 1, "", "a\0b", [], [""], [1], [None], [["a"]], {"a": 1}],
     "class of a mask": [*NOT_A_NUMBER, None, -101, 1.5, 1e29, inf, nan],
     "value of a mask or null": [*NOT_A_NUMBER, -1, 256, 1.5, inf, nan],
     "texts or null": [True, 1, "", "x", [""], [1], [None], [["a"]], {"a": 1}],
@@ -176,7 +177,7 @@ PARAMS = [
         {"kind": "table", "path": "x", "target": "y"},
         {
             "path": "text",
-            "target": "text",
+            "target": "names of arrays",
             "features": "texts or null",
             "categorical": "texts",
             "encoding": "choice",
