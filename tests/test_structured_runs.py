@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from stages import data
 from stages.contracts.errors import BuilderError, DataError
-from stages.contracts.outputs import ClassificationOutput, TrainOutput
+from stages.contracts.outputs import ClassificationOutput, DetectionOutput, TrainOutput
 from stages.learner import LearnerSpec
 from stages.learner.from_params import build_loader
 from stages.models import Mlp, MlpRegressor, backward
@@ -128,6 +128,27 @@ class SeveralHeads(nn.Module):
     train_step = Contrast.train_step
 
 
+class OneBox(nn.Module):
+    """A model that predicts one box for each image."""
+
+    def __init__(self, input_shape):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 4))
+
+    def valid_step(self, batch):
+        boxes = self.net(batch.inputs)
+        targets = [
+            {"boxes": rows, "labels": labels}
+            for rows, labels in zip(batch.targets["boxes"], batch.targets["labels"], strict=True)
+        ]
+        loss = sum(F.smooth_l1_loss(box.expand_as(part["boxes"]), part["boxes"], reduction="sum")
+                   for box, part in zip(boxes, targets, strict=True)) / len(boxes)  # fmt: skip
+        names = {"scores": torch.ones(1), "labels": torch.zeros(1, dtype=torch.int64)}
+        return DetectionOutput(loss, [{"boxes": box[None]} | names for box in boxes], targets)
+
+    train_step = Contrast.train_step
+
+
 AUTOENCODER = {"kind": "mlp_regressor", "hidden_sizes": [4]}
 CROPS = {"augment": [{"kind": "random_crop", "padding": 3}], "views": 2, "metrics": ["loss"]}
 HEADS = {"kind": f"{__name__}:SeveralHeads"}
@@ -149,6 +170,33 @@ def test_interrupted_run_equals_an_uninterrupted_one(names, model, params, steps
     resumed = train(tmp_path / "resumed", model, stop_after=steps, num_workers=2, **params)
 
     assert read_outputs(resumed) == read_outputs(whole)
+
+
+def write_boxes(folder, images, masks):
+    """Write the images with the box around each square, and none around the fifth."""
+    source = write_images(folder, images, masks)
+    files, annotations = [], []
+    for number, mask in enumerate(masks):
+        rows, columns = (np.flatnonzero(mask.any(axis)).tolist() for axis in (1, 0))
+        box = [columns[0], rows[0], len(columns), len(rows)]
+        files.append({"id": number, "file_name": f"{number:02}.png", "width": SIZE, "height": SIZE})
+        annotations += [{"image_id": number, "bbox": box, "category_id": 1}] if number != 4 else []
+    content = {"images": files, "annotations": annotations, "categories": [{"id": 1, "name": "square"}]}
+    (folder / "boxes.json").write_text(json.dumps(content))
+    return {"kind": "image_folder", "path": source["path"], "boxes": str(folder / "boxes.json")}
+
+
+def test_interrupted_run_on_boxes_equals_an_uninterrupted_one(tmp_path):
+    source = write_boxes(tmp_path, *draw_squares())
+    params = {"metrics": ["loss", "map"], "augment": SEGMENTATION["augment"]}
+    for name in ("whole", "resumed"):
+        load(tmp_path / name, source, materialize="index")
+
+    whole = train(tmp_path / "whole", {"kind": f"{__name__}:OneBox"}, num_epochs=6, **params)
+    resumed = train(tmp_path / "resumed", {"kind": f"{__name__}:OneBox"}, 7, num_epochs=6, **params)
+
+    assert read_outputs(resumed) == read_outputs(whole)
+    assert json.loads((whole / "metrics.json").read_text())["valid"].keys() == {"Loss", "mAP"}
 
 
 def write_images(folder, images, masks):

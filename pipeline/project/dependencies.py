@@ -234,12 +234,12 @@ def _find_named_data(config: BaseModel, *, certain: bool) -> Iterator[Path]:
 
 
 def _find_indexed_files(params: Params) -> Iterator[Path]:
-    """Yield the folder whose files fit reads, if load-data writes or has written an index."""
+    """Yield the folders whose files fit reads, if load-data writes or has written an index."""
     source, materialize = params.load_data.source, params.load_data.materialize
     if not isinstance(source, ImageFolder) or materialize == "tensors":
         return
     if materialize == "index" or "index" in _read_dataset():
-        yield Path(source.path)
+        yield from (Path(path) for path in (source.path, source.masks) if path is not None)
 
 
 def _read_dataset() -> dict[str, Any]:

@@ -322,7 +322,7 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
         for name, column in splits.items()
     }
     present = np.flatnonzero(counts["train"])
-    if len(present) < 2:
+    if len(present) < 2 and not isinstance(splits["train"].array, Ragged):  # boxes may have one class
         labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
         raise DataError(
             f"the train split must have at least two classes; found {labels}. Add samples of other classes, "

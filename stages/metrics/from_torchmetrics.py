@@ -16,6 +16,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import (
     ClassificationOutput,
+    DetectionOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
@@ -38,6 +39,8 @@ def predictions_and_targets(output: Any) -> tuple[Any, ...]:
     would guess batch by batch, by their range, whether they are probabilities.
     """
     match output:
+        case DetectionOutput():
+            return output.predictions, output.targets
         case SequenceOutput():
             return widen(output.logits), output.targets
         case RegressionOutput():

@@ -35,6 +35,7 @@ BUILT_IN = TELEMETRY | {
     "learning_rate": "stages.metrics.telemetry:LearningRateMetric",
     "loss": "stages.metrics.regression:LossMetric",
     "mae": "stages.metrics.regression:MaeMetric",
+    "map": "stages.metrics.detection:MeanAveragePrecisionMetric",
     "matthews": "stages.metrics.precision_recall:MatthewsCorrelationCoefficientMetric",
     "mean_iou": "stages.metrics.from_torchmetrics:mean_iou",
     "ms_ssim": "stages.metrics.from_torchmetrics:ms_ssim",

@@ -37,6 +37,7 @@ SHOWN = [
     ({"kind": "iteration_speed"}, "Iteration Speed", "iter/sec", 2, HIGHEST),
     ({"kind": "learning_rate"}, "Learning Rate", None, 2, None),
     ({"kind": "loss"}, "Loss", None, 2, LOWEST),
+    ({"kind": "map"}, "mAP", "%", 2, HIGHEST),
     ({"kind": "matthews"}, "MatthewsCorrelationCoefficient @ Multiclass", None, 4, HIGHEST),
     ({"kind": "mae"}, "MAE", None, 4, LOWEST),
     ({"kind": "mean_iou", "num_classes": 3}, "Mean IoU", None, 4, HIGHEST),
