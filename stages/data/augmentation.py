@@ -358,12 +358,15 @@ class Augmenter:
         Raises `BuilderError` if a built-in kind cannot change an input, such as one that is not an image.
         """
         indices = torch.as_tensor(indices)
-        samples = items if isinstance(items, Samples) else _Items.of(items)
+        samples = items if isinstance(items, Samples) else self._join(items)
         views = [self._augment_view(samples, view, epoch, indices) for view in range(self._views)]
         if len(views) > 1:
             return Samples(Views(view.inputs for view in views), views[0].targets)
         is_stacked = isinstance(items, Samples) and not isinstance(views[0].inputs, list)
         return views[0] if is_stacked else _list_samples(views[0])
+
+    def _join(self, items: Sequence[Any]) -> Samples:
+        return _Items.of(items) if self._kinds is DEFAULT_KINDS else Samples.of(items)
 
     def _augment_view(self, samples: Samples, view: int, epoch: int, indices: Tensor) -> Samples:
         for name, augmentation in self._augmentations:

@@ -246,11 +246,13 @@ class HuggingFace(Config):
 
 
 class TorchDatasets(Config):
-    """Datasets of PyTorch, whose samples are stored as tensors."""
+    """Datasets of PyTorch, whose samples are stored as tensors, or read when they are needed."""
 
     kind: Literal["dataset"]
     factory: Annotated[Use, AfterValidator(name_validator("dataset", {}))]
     """The import path of a function or a class with its arguments, which returns one dataset, or several."""
+    lazy: Annotated[Flag, Field(exclude_if=not_)] = False
+    """Whether ``fit`` reads the samples when it needs them, for map-style datasets larger than the memory."""
 
 
 class NormalizationConfig(Config):

@@ -10,11 +10,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from stages.contracts.config import Use
 from stages.contracts.errors import DataError
 from stages.data.config import NormalizationConfig
 from stages.data.datasets import ImageFileDataset, TensorDataset
 from stages.data.image_files import ImageFiles
 from stages.data.sources.columns import Column, Columns, split_columns
+from stages.data.sources.torch_datasets import LazyDataset, build_parts
 from stages.data.splits import SPLIT_NAMES, Splits
 from stages.data.storage import (
     DATASET_FILE,
@@ -26,6 +28,9 @@ from stages.data.storage import (
     write_columns,
 )
 from stages.data.trees import ENDS, Ragged, Tree, map_leaves, unflatten
+from stages.devices.rng import preserve_random_state
+
+PreparedSplit = TensorDataset | ImageFileDataset | LazyDataset
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ class Prepared:
     """The splits and their description."""
 
     info: DatasetInfo
-    train: TensorDataset | ImageFileDataset
-    valid: TensorDataset | ImageFileDataset | None = None
-    test: TensorDataset | ImageFileDataset | None = None
+    train: PreparedSplit
+    valid: PreparedSplit | None = None
+    test: PreparedSplit | None = None
 
     def by_name(self) -> dict[str, Any]:
         """Return the splits by name; None for one that there is not."""
@@ -63,14 +68,15 @@ def write(directory: Path, prepared: Prepared) -> None:
     write_columns(directory, prepared.info, {name: _columns(splits[name]) for name in prepared.info.counts})
 
 
-def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
+def read(directory: Path, names: Collection[str] = SPLIT_NAMES, *, allowed: Collection[str] = ()) -> Prepared:
     """Return the train split in *directory*, and those of valid and test that exist and are in *names*.
 
-    Raises `DataError` if a file is missing or not intact.
+    *allowed* has the import paths of datasets whose code may be run to read samples when they are needed.
+    Raises `DataError` if a file is missing or not intact, or names other code.
     """
     info = read_info(directory / DATASET_FILE)
     present = [name for name in info.counts if name in {"train", *names}]
-    return Prepared(info, **{name: read_split(directory, name, info) for name in present})
+    return Prepared(info, **{name: read_split(directory, name, info, allowed=allowed) for name in present})
 
 
 def _tensor(column: Column) -> Any:
@@ -95,15 +101,18 @@ def _column(leaf: Any) -> Column:
 
 
 def read_split(
-    directory: Path, name: str, info: DatasetInfo | None = None
-) -> TensorDataset | ImageFileDataset:
-    """Return one split in *directory*: tensors, or images in files; *info* is its ``dataset.json``, if read.
+    directory: Path, name: str, info: DatasetInfo | None = None, *, allowed: Collection[str] = ()
+) -> PreparedSplit:
+    """Return one split in *directory*; *info* is its ``dataset.json``, if it was read already.
 
-    Raises `DataError` if a file is missing or not intact.
+    *allowed* and the errors are those of `read`.
     """
     info = info or read_info(directory / DATASET_FILE)
     path = directory / f"{name}.safetensors"
     try:
+        if info.factory is not None and info.leaves is not None:
+            source = _build_source(info.factory, name, allowed, path)
+            return LazyDataset(source, load_file(path)["rows"], info.leaves)
         leaves = _read_leaves(load_file(path), info)
         inputs, targets = unflatten(leaves, "inputs"), unflatten(leaves, "targets")
         if info.index is not None:
@@ -111,6 +120,18 @@ def read_split(
         return TensorDataset(inputs, targets, kinds=info.kinds)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Run load-data again") from error
+
+
+def _build_source(factory: Use, name: str, allowed: Collection[str], path: Path) -> Any:
+    """Return the dataset with the samples of the split *name*. Raises `DataError` if it is not *allowed*."""
+    if factory.kind not in allowed:
+        raise DataError(
+            f"{path.parent / DATASET_FILE} names {factory.kind}, whose code is run only if load_data in "
+            "params.yaml names it too. Read that code, and add it there, or to allowed, if you trust it"
+        )
+    with preserve_random_state():
+        parts = build_parts(factory)
+    return parts.get(name, parts.get("train", parts.get("")))
 
 
 def _read_leaves(tensors: Mapping[str, torch.Tensor], info: DatasetInfo) -> dict[str, Tree]:

@@ -1,5 +1,6 @@
 """Raw arrays: in memory or in mapped files, and the checks of their shapes, types and values."""
 
+import hashlib
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,60 @@ def _find_mapping(array: Any) -> mmap.mmap | None:
     while isinstance(array, np.ndarray):
         array = array.base
     return array if isinstance(array, mmap.mmap) else None
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """A leaf of the samples of a dataset as an array (N, …), of which those that are requested are read."""
+
+    read: Callable[[int], Mapping[str, np.ndarray]]
+    """Returns the leaves of a sample by their names."""
+    name: str
+    count: int
+    forms: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """The shape and the type of each leaf of a sample."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.count, *self.forms[self.name][0]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+        return self.forms[self.name][1]
+
+    @property
+    def itemsize(self) -> int:
+        """The number of bytes in a value."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes in all values."""
+        return math.prod(self.shape) * self.itemsize
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        chosen = np.arange(self.count)[rows]
+        values = np.empty((len(chosen), *self.shape[1:]), self.dtype)
+        for place, row in enumerate(chosen.tolist()):
+            values[place] = self.read(row)[self.name]
+        return values
+
+    def hash_sample(self, row: int) -> np.ndarray:
+        """Return the SHA-256 of all leaves of a sample, (32,), uint8."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.read(row).items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return np.frombuffer(digest.digest(), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -187,7 +242,7 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def _array(value: Any, name: str) -> Any:
-    if isinstance(value, ImageFiles | TableRows):
+    if isinstance(value, ImageFiles | TableRows | LazyRows):
         return value  # arrays of numbers in files, which they check
     if isinstance(value, Ragged):
         check_type(value.dtype, name)

@@ -13,11 +13,12 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import Field, ValidationError
 
-from stages.contracts.config import Config
+from stages.contracts.config import Config, Use
 from stages.contracts.errors import DataError
 from stages.contracts.text import to_json
 from stages.data.config import NormalizationConfig
 from stages.data.image_files import ImageFiles, ImageFormat
+from stages.data.raw_arrays import LazyRows
 from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
 from stages.data.trees import ENDS, LeafKind, Ragged, merge
@@ -117,6 +118,8 @@ class DatasetInfo(Config):
     index: ImageFormat | dict[str, ImageFormat] | None = Field(default=None, exclude_if=is_none)
     """The form of images in files, of which the split files have an index, or the forms of several leaves by
     their names; None for tensors."""
+    factory: Use | None = Field(default=None, exclude_if=is_none)
+    """The factory of datasets whose samples are read when they are needed; None for others."""
     leaves: dict[str, LeafInfo] | None = Field(default=None, exclude_if=is_none)
     """The leaves of a sample by their names; None for two arrays without masks."""
 
@@ -179,6 +182,11 @@ def read_info(path: Path) -> DatasetInfo:
 def _select_columns(split: Columns) -> dict[str, Column]:
     """Return the tensors of a split file by name: those of an index for a leaf in files."""
     tensors: dict[str, Column] = {}
+    first = next(iter(split.leaves.values()))
+    if isinstance(first.array, LazyRows):
+        rows = np.arange(len(first)) if first.rows is None else first.rows.astype(np.int64)
+        arrays = {"rows": rows, "hashes": np.stack([first.array.hash_sample(row) for row in rows.tolist()])}
+        return {key: Column(array, array.dtype) for key, array in arrays.items()}
     for name, column in split.leaves.items():
         if isinstance(column.array, ImageFiles):
             chosen = column.array if column.rows is None else column.array.select(column.rows)
@@ -262,7 +270,7 @@ def _is_plain(leaves: Mapping[str, Column]) -> bool:
         return False
     inputs = leaves["inputs"]
     is_inferred = inputs.kind == ("image" if len(inputs.shape) == 4 else "number")
-    return is_inferred and not isinstance(leaves["targets"].array, Ragged)
+    return is_inferred and not isinstance(leaves["targets"].array, Ragged | LazyRows)
 
 
 def _describe_leaf(column: Column) -> LeafInfo:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -259,18 +259,20 @@ def write_test_results(
         spec = learner.LearnerSpec.read(paths.learner)
         model, _, _ = spec.build(resolved["build_learner"]["seed"])
         records.load_file(model, paths.model, recorder)
-        values = _evaluate(fit, model, paths.data, paths.test)
+        factory = resolved["load_data"]["source"].get("factory", {})
+        values = _evaluate(fit, model, paths.data, paths.test, {factory.get("kind")})
     write_text(paths.test / METRICS_FILE, to_json({"test": values}) + "\n")
 
 
-def _evaluate(config: FitConfig, model: Any, directory: Path, logs: Path) -> dict[str, float]:
+def _evaluate(
+    config: FitConfig, model: Any, directory: Path, logs: Path, allowed: Collection[str]
+) -> dict[str, float]:
     """Return the metrics of *config* over the test split in *directory*, sorted by name, and write *logs*.
 
     They are those whose values DVC tracks: the metrics of the model's outputs.
     """
-    loader = build_test_loader(
-        config, data.read_split(directory, "test"), data.read_info(directory / data.DATASET_FILE)
-    )
+    info = data.read_info(directory / data.DATASET_FILE)
+    loader = build_test_loader(config, data.read_split(directory, "test", info, allowed=allowed), info)
     built = [
         (metric, metrics.MetricOptions.of(metric)) for metric in map(metrics.build_metric, config.metrics)
     ]
@@ -301,7 +303,7 @@ def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None
     while context.group.will_train():
         builder = configure_builder(config, learner.LearnerBuilder(paths.runs), context)
         run = builder.checkpoint("auto").build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
-        train, valid = build_loaders(config, data.read(paths.data, ["valid"]))
+        train, valid = build_loaders(config, data.read(paths.data, ["valid"], allowed=context.allowed))
         run.fit(train, valid)
         if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
             learner.confusion_cells(run, valid, devices.derive_seed(config.seed, "confusion"))

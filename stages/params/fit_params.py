@@ -1,6 +1,6 @@
 """The section fit of params.yaml, and the other arguments of the stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -292,5 +292,7 @@ class FitContext:
     """The params of all stages, for trackers."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Further facts about the run for trackers, such as the commit."""
+    allowed: Collection[str] = ()
+    """The import paths in load_data, whose code may be run to read samples when they are needed."""
     check_reads: Callable[[], None] = lambda: None
     """Raises an error, before the run is finished, if it has read a file that it does not depend on."""

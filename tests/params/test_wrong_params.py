@@ -227,7 +227,7 @@ PARAMS = [
             "max_length": "count",
         },
     ),
-    ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part"}),
+    ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part", "lazy": "flag"}),
     (
         "build_learner",
         {},

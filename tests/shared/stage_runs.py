@@ -19,10 +19,16 @@ def load(folder, source, **options):
     """Run load-data, and return the prepared splits."""
     config = LoadDataConfig.model_validate({"source": source, "valid_fraction": 0.25, **options})
     load_data(config, LoadDataPaths(folder / "data"))
-    return data.read(folder / "data")
+    return data.read(folder / "data", allowed=list_factories(source))
 
 
-def train(folder, model, stop_after=None, **fit_params):
+def list_factories(source):
+    """Return the import path of the datasets of *source*, if it has one."""
+    factory = source.get("factory", ())
+    return [factory["kind"]] if isinstance(factory, dict) else [factory] if factory else []
+
+
+def train(folder, model, stop_after=None, allowed=(), **fit_params):
     """Run build-learner and fit on the data in *folder*, and return the directory of the artifacts.
 
     A run that is interrupted after *stop_after* steps is resumed.
@@ -36,14 +42,15 @@ def train(folder, model, stop_after=None, **fit_params):
     config = FitConfig.model_validate(DEFAULTS | fit_params)
     if stop_after is not None:
         interrupter = Interrupter()
-        context = FitContext(interrupter=interrupter, renderer=StopAfter(interrupter, stop_after))
+        renderer = StopAfter(interrupter, stop_after)
+        context = FitContext(interrupter=interrupter, renderer=renderer, allowed=allowed)
         try:
             fit(config, paths, context)
         except RunInterruptedError:
             pass
         else:
             raise AssertionError(f"the run has ended before step {stop_after}")
-    fit(config, paths)
+    fit(config, paths, FitContext(allowed=allowed))
     return artifacts
 
 
