@@ -8,7 +8,7 @@ its index. A crop and a flip are an object that moves the masks and boxes of the
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,15 +82,6 @@ Leaves = dict[str, Any]
 DEFAULT_KINDS = {"inputs": "image"}
 
 
-def augment_images(config: BuiltIn, images: np.ndarray, draws: SampleDraws) -> np.ndarray:
-    """Return *images* (B, C, H, W) after the operation that *config* configures.
-
-    Raises `BuilderError` if they are not images, or smaller than a crop.
-    """
-    changed: Any = augment_leaves(config, {"inputs": images}, DEFAULT_KINDS, lambda: draws)["inputs"]
-    return np.asarray(changed)
-
-
 def augment_leaves(
     config: BuiltIn, leaves: Leaves, kinds: Mapping[str, str], make_draws: Callable[[], SampleDraws]
 ) -> Leaves:
@@ -123,17 +114,7 @@ def _check_sizes(config: BuiltIn, images: Sequence[np.ndarray]) -> None:
         )
 
 
-class Move(Protocol):
-    """A move of the pixels of each of *B* images."""
-
-    def move_pixels(self, pixels: np.ndarray, *, is_mask: bool) -> np.ndarray:
-        """Return *pixels*, (B, …, H, W), at their new positions."""
-
-    def move_boxes(self, boxes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return *boxes*, (M, 4) of left, top, right and bottom, of which *rows* are the images."""
-
-
-def _move_leaves(move: Move, leaves: Leaves, kinds: Mapping[str, str]) -> Leaves:
+def _move_leaves(move: "Crop | Flip", leaves: Leaves, kinds: Mapping[str, str]) -> Leaves:
     """Return *leaves* after a move. Boxes without an area are removed, and the rows beside them."""
     moved = dict(leaves)
     for name, leaf in leaves.items():
@@ -281,7 +262,7 @@ def color_jitter(images: np.ndarray, draws: SampleDraws, config: ColorJitter) ->
 
 Operation = Callable[[np.ndarray, SampleDraws, Any], np.ndarray]
 OPERATIONS: Mapping[type, Operation] = {RandomErasing: random_erasing, ColorJitter: color_jitter}
-MOVES: Mapping[type, Callable[[np.ndarray, SampleDraws, Any], Move]] = {
+MOVES: Mapping[type, Callable[[np.ndarray, SampleDraws, Any], Crop | Flip]] = {
     RandomCrop: random_crop,
     HorizontalFlip: horizontal_flip,
     VerticalFlip: vertical_flip,

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,8 +193,47 @@ class FileNames(Sequence[str]):
         return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
 
 
+class FileArray(ABC):
+    """An array whose rows are read from files when they are requested, which checks their values itself."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array; the first axis is that of the samples."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return some rows."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """The number of bytes in a value."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes in all values."""
+        return math.prod(self.shape) * self.itemsize
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(FileArray):
     """Images in files as an array of the shape (N, channels, height, width), decoded when they are read."""
 
     form: ImageFormat
@@ -204,33 +244,15 @@ class ImageFiles:
     hashes: np.ndarray | None = None
     """The SHA-256 of each file, (N, 32), uint8; None before the files were read."""
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return len(self), *self.form.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes: 4, or 3 for masks."""
-        return len(self.shape)
+        """The shape of the array: that of images, or of masks."""
+        return len(self.names), *self.form.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
         return self.form.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes in all decoded images."""
-        return math.prod(self.shape) * self.itemsize
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes in a value."""
-        return self.dtype.itemsize
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         chosen = np.arange(len(self))[rows]
@@ -240,9 +262,6 @@ class ImageFiles:
             name = self.names[row]
             put(image, decoder.decode(name, decoder.read(name)))
         return images
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
-        return self[:].astype(dtype or self.dtype, copy=False)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the names, sizes and hashes of the files as arrays. The files must have been read."""

@@ -12,8 +12,7 @@ import numpy as np
 
 from stages.contracts.errors import DataError
 from stages.contracts.outputs import IGNORED_TARGET
-from stages.data.image_files import ImageFiles
-from stages.data.sources.tables import TableRows
+from stages.data.image_files import FileArray, ImageFiles
 from stages.data.splits import Arrays
 from stages.data.trees import LeafKind, Ragged, flatten
 
@@ -70,7 +69,7 @@ def _find_mapping(array: Any) -> mmap.mmap | None:
 
 
 @dataclass(frozen=True)
-class LazyRows:
+class LazyRows(FileArray):
     """A leaf of the samples of a dataset as an array (N, …), of which those that are requested are read."""
 
     read: Callable[[int], Mapping[str, np.ndarray]]
@@ -80,33 +79,15 @@ class LazyRows:
     forms: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     """The shape and the type of each leaf of a sample."""
 
-    def __len__(self) -> int:
-        return self.count
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
         return self.count, *self.forms[self.name][0]
 
     @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
         return self.forms[self.name][1]
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes in a value."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes in all values."""
-        return math.prod(self.shape) * self.itemsize
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         chosen = np.arange(self.count)[rows]
@@ -198,8 +179,9 @@ def _has_pixels_of(array: Any, inputs: Sequence[Any]) -> bool:
 
 def _check_leaf(leaf: CheckedLeaf, inputs: Sequence[Any] | None) -> None:
     """Check the values of a leaf; *inputs* are those beside it if it is a target."""
-    array = leaf.array.values if isinstance(leaf.array, Ragged) else leaf.array
-    if not isinstance(array, ImageFiles | TableRows) and len(array):
+    array: Any = leaf.array.values if isinstance(leaf.array, Ragged) else leaf.array
+    is_unchecked = isinstance(array, LazyRows) or not isinstance(array, FileArray)
+    if len(array) and is_unchecked:
         _check_values(array, leaf.name)
     if leaf.kind == "boxes" and (array.shape[1:] != (4,) or array.dtype.kind != "f"):
         raise DataError(
@@ -242,7 +224,7 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def _array(value: Any, name: str) -> Any:
-    if isinstance(value, ImageFiles | TableRows | LazyRows):
+    if isinstance(value, FileArray):
         return value  # arrays of numbers in files, which they check
     if isinstance(value, Ragged):
         check_type(value.dtype, name)

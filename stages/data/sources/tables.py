@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
+from stages.data.image_files import FileArray
 from stages.data.sources.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 from stages.data.splits import Arrays
 
@@ -118,7 +119,7 @@ class _Feature:
 
 
 @dataclass(frozen=True)
-class TableRows:
+class TableRows(FileArray):
     """The features of a table as an array of the shape (N, F), float32, which is read from start to end.
 
     A read of rows before those of the previous one opens the file again.
@@ -132,12 +133,10 @@ class TableRows:
     is_kept: np.ndarray
     """True for each row of the table that is a sample."""
 
-    dtype = np.dtype(np.float32)
-    ndim = 2
-    itemsize = 4
-
-    def __len__(self) -> int:
-        return self.shape[0]
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the features: float32."""
+        return np.dtype(np.float32)
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -164,9 +163,6 @@ class TableRows:
         order = chosen.argsort(kind="stable")
         values = self._window.read(chosen[order])
         return values if (order[1:] > order[:-1]).all() else values[order.argsort()]
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return self[:].astype(dtype or np.float32, copy=False)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the features of all samples in their order, in blocks of `BLOCK_BYTES`."""

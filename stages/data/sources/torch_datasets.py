@@ -89,7 +89,8 @@ def check_form(sample: Mapping[str, np.ndarray], forms: Forms, title: str, name:
         if (array.shape, array.dtype) != forms[leaf]:
             raise DataError(
                 f"{name}: the leaf {leaf!r} of {title} has the shape {array.shape} and the type "
-                f"{array.dtype}, but that of sample 0 {forms[leaf][0]} and {forms[leaf][1]}. Convert it in the dataset"
+                f"{array.dtype}, but that of sample 0 {forms[leaf][0]} and {forms[leaf][1]}. Convert it in "
+                "the dataset"
             )
 
 
