@@ -217,15 +217,15 @@ class TextFiles(Config):
 
 
 class HuggingFace(Config):
-    """Two columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
+    """Columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
 
     kind: Literal["huggingface"]
     path: Text
     """The folder that ``save_to_disk`` wrote, or the name of a dataset on the hub."""
-    inputs: Text
-    """The column of the inputs: images, texts, numbers, or lists of numbers of one shape."""
-    targets: Text = "label"
-    """The column of the classes or numbers to predict."""
+    inputs: Names
+    """The column of the inputs, or several: images, texts, numbers, or lists of numbers of one shape."""
+    targets: Names = "label"
+    """The column to predict, or several: classes, numbers, or images that are masks."""
     splits: Texts | None = None
     """The splits to use, such as ``[train, validation_matched]``, which must begin with ``train``, ``val`` or
     ``dev``, and ``test``; null: all, which must be ``train``, ``validation`` and ``test``."""

@@ -4,7 +4,7 @@ A leaf has a dotted name: ``inputs`` alone, ``inputs.image`` in a dict, ``inputs
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
@@ -68,6 +68,16 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
         entries = [map_leaves(function, entry) for entry in tree]
         return Views(entries) if isinstance(tree, Views) else tuple(entries)
     return None if tree is None else function(tree)
+
+
+def list_names(part: str | Sequence[str]) -> Sequence[str]:
+    """Return the names in *part*, a param that is a name or a list of names."""
+    return [part] if isinstance(part, str) else part
+
+
+def pick(leaves: Mapping[str, Any], part: str | Sequence[str]) -> Tree:
+    """Return the leaf named *part*, or a dict of those with several names."""
+    return leaves[part] if isinstance(part, str) else {name: leaves[name] for name in part}
 
 
 def take(tree: Tree, index: Any) -> Tree:

@@ -215,8 +215,8 @@ PARAMS = [
         {"kind": "huggingface", "path": "x", "inputs": "x"},
         {
             "path": "text",
-            "inputs": "text",
-            "targets": "text",
+            "inputs": "names of arrays",
+            "targets": "names of arrays",
             "splits": "texts or null",
             "config": "text or null",
             "revision": "text or null",

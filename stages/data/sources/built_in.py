@@ -12,7 +12,7 @@ from stages.contracts.errors import DataError, PluginError
 from stages.data.config import BUILT_IN, Source
 from stages.data.sources.array_files import map_npy, read_idx, read_npz
 from stages.data.splits import Arrays, Splits
-from stages.data.trees import Tree
+from stages.data.trees import list_names, pick
 
 
 def load_source(config: Source) -> Arrays | Splits:
@@ -52,25 +52,16 @@ def npz(
     *inputs* and *targets* are the names of others; of several names, the samples are dicts.
     """
     if inputs is not None:
-        names = [name for part in (inputs, targets or ()) for name in _list_names(part)]
+        names = [name for part in (inputs, targets or ()) for name in list_names(part)]
         arrays = read_npz(Path(path), tuple(names))
-        chosen = None if targets is None else _pick(arrays, targets)
-        return Arrays(_pick(arrays, inputs), chosen, (f"{path}: inputs", f"{path}: targets"))
+        chosen = None if targets is None else pick(arrays, targets)
+        return Arrays(pick(arrays, inputs), chosen, (f"{path}: inputs", f"{path}: targets"))
     arrays = read_npz(Path(path), ("x_train", "y_train", "x_test", "y_test"), ("inputs", "targets"))
     if "inputs" in arrays:
         return _npz_pair(arrays, "inputs", "targets", path)
     return Splits(
         train=_npz_pair(arrays, "x_train", "y_train", path), valid=_npz_pair(arrays, "x_test", "y_test", path)
     )
-
-
-def _list_names(part: str | Sequence[str]) -> Sequence[str]:
-    return [part] if isinstance(part, str) else part
-
-
-def _pick(arrays: dict[str, np.ndarray], part: str | Sequence[str]) -> Tree:
-    """Return the array named *part*, or a dict of those with several names."""
-    return arrays[part] if isinstance(part, str) else {name: arrays[name] for name in part}
 
 
 def npy(inputs: str, targets: str) -> Arrays:

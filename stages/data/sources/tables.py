@@ -13,6 +13,7 @@ from stages.contracts.errors import DataError, closest
 from stages.data.image_files import FileArray
 from stages.data.sources.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 from stages.data.splits import Arrays
+from stages.data.trees import list_names, pick
 
 BLOCK_BYTES = 1 << 21
 """The size of the features that are decoded at a time."""
@@ -68,7 +69,7 @@ def table(
     form = CsvFormat(delimiter, decimal, missing_values, header)
     file = TableParts({"train": path, "valid": valid_path, "test": test_path}, form)
     extra = {name: column for name, column in (("split", split), ("group", group)) if column is not None}
-    targets = [target] if isinstance(target, str) else list(target)
+    targets = list_names(target)
     for name, column in (*(("target", name) for name in targets), *extra.items()):
         _check_column(file.schema.names, name, column, path)
     hidden = file.index_names - {*(features or ())}
@@ -89,11 +90,10 @@ def table(
     pairs = {name: scan.read_target(name) for name in targets}
     values, classes = ({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
     if any(classes.values()):
-        facts["class_names"] = classes[target] if isinstance(target, str) else classes
+        facts["class_names"] = pick(classes, target)
     names = (f"{path}: features", f"{path}: {target}" if isinstance(target, str) else path)
     groups, splits = scan.labels("group"), scan.labels("split")
-    chosen_values = values[target] if isinstance(target, str) else values
-    return Arrays(rows, chosen_values, names, facts, groups=groups, splits=splits)
+    return Arrays(rows, pick(values, target), names, facts, groups=groups, splits=splits)
 
 
 @dataclass
