@@ -72,7 +72,9 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
         print_line(f"resuming run {store.key} {run.resumed}")
     elif _ends_with_run(paths.learner):
         print_line(f"the schedule ends after {config.num_epochs} epochs: more of them are another run")
-    train, valid = from_params.build_loaders(config, data.read(paths.data, ["valid"]))
+    train, valid = from_params.build_loaders(
+        config, data.read(paths.data, ["valid"], allowed=context.allowed)
+    )
     with store.explain_removal():
         run.fit(train, valid)
     cells = learner.confusion_cells(run, valid, devices.derive_seed(config.seed, "confusion"))

@@ -61,7 +61,7 @@ def evaluate(
     evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
 
-def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets.ImageFileDataset":
+def _dataset(directory: Path, source: str) -> "datasets.Dataset":
     """Return the data that *source*, the value of ``--source``, names.
 
     Of a source with splits other than the prepared data, only the test split is used, or else the valid
@@ -76,7 +76,7 @@ def _dataset(directory: Path, source: str) -> "datasets.TensorDataset | datasets
                 f"--source {source}: the data has no {source} split. Use one of {', '.join(info.counts)}, or "
                 f"set load_data.{source}_fraction"
             )
-        return data.read_split(directory, source, info.index)
+        return data.read_split(directory, source, info, allowed=_list_project_code())
     loaded = data.load_source(parse_source(source))
     if isinstance(loaded, data.Splits):
         loaded = list(loaded.by_name().values())[-1]
@@ -130,6 +130,7 @@ def data(
 
     Example: learner data --count 4 --epoch 1 --epoch 2 --output samples.png
     """
+    from pipeline.project.check import list_values
     from pipeline.project.params import read_params
     from pipeline.project.paths import read_paths
     from stages.data import read
@@ -137,7 +138,8 @@ def data(
     from stages.learner.from_params import build_loader
     from stages.system.files import open_atomic
 
-    fit, prepared = read_params().fit, read(read_paths()["data"], (split,))
+    params = read_params()
+    fit, prepared = params.fit, read(read_paths()["data"], (split,), allowed=list_values(params.load_data))
     if split not in prepared.info.counts:
         raise ParamsError(
             f"--split {split!r}: the data has only {', '.join(prepared.info.counts)}. Use one of them"
@@ -192,14 +194,14 @@ def measure_curve(
     params: "Params", paths: Mapping[str, Path], rates: tuple[float, float], steps: int
 ) -> "learner.LearningRateCurve":
     """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
-    from pipeline.project.check import read_spec
+    from pipeline.project.check import list_values, read_spec
     from stages import data, learner
     from stages.learner import from_params
 
     fit = params.fit
     from_params.prepare_process(fit)
     model, optimizer, _ = read_spec(paths["learner"], params).build(params.build_learner.seed)
-    train, _ = from_params.build_loaders(fit, data.read(paths["data"]))
+    train, _ = from_params.build_loaders(fit, data.read(paths["data"], allowed=list_values(params.load_data)))
     with TemporaryDirectory() as folder:
         builder = learner.LearnerBuilder(folder).devices(from_params.list_devices(fit)[:1])
         builder.seed(fit.seed).precision(fit.precision).num_threads(fit.num_threads)
@@ -336,4 +338,4 @@ def _list_project_code() -> set[str]:
     if not PARAMS.exists():
         return set()
     params = read_params()
-    return list_values(params.build_learner, params.fit)
+    return list_values(params.load_data, params.build_learner, params.fit)

@@ -36,7 +36,7 @@ from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.reasons import store_folder_lists
 from pipeline.engine.signals import defer_signals
-from pipeline.project.check import check_params, find_data_files, read_spec
+from pipeline.project.check import check_params, find_data_files, list_values, read_spec
 from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
@@ -120,6 +120,7 @@ def _fit(
             group,
             params=params.model_dump(mode="json") if params.fit.loggers else {},
             tags=_tags() if params.fit.loggers else {},
+            allowed=list_values(params.load_data),
             check_reads=guard.check,
         )
         if not group.is_main:

@@ -39,7 +39,7 @@ from pipeline.project.snapshot import list_paths, read_ignore_rules, resolve_sta
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
-from stages.data.config import ImageFolder
+from stages.data.config import ImageFolder, TorchDatasets
 from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
 
@@ -182,6 +182,10 @@ def _find_used_files(stage: str, params: Params, declared: Declared, *, certain:
     data = {*_find_named_data(section_of[sections[-1]], certain=certain)} if sections else set[Path]()
     if stage == "fit":
         data |= {*_find_indexed_files(params)}
+        source = params.load_data.source
+        if isinstance(source, TorchDatasets) and source.lazy:
+            data |= {*_find_named_data(params.load_data, certain=certain)}
+            sections = (*sections, "load_data")
     has_test_split = not certain or "test" in _read_dataset().get("counts", ())
     if stage == "save-model" and "test" in _read_paths() and has_test_split:  # it runs the code of the model
         sections = SECTIONS_BY_STAGE["fit"]
@@ -234,12 +238,12 @@ def _find_named_data(config: BaseModel, *, certain: bool) -> Iterator[Path]:
 
 
 def _find_indexed_files(params: Params) -> Iterator[Path]:
-    """Yield the folder whose files fit reads, if load-data writes or has written an index."""
+    """Yield the folders whose files fit reads, if load-data writes or has written an index."""
     source, materialize = params.load_data.source, params.load_data.materialize
     if not isinstance(source, ImageFolder) or materialize == "tensors":
         return
     if materialize == "index" or "index" in _read_dataset():
-        yield Path(source.path)
+        yield from (Path(path) for path in (source.path, source.masks) if path is not None)
 
 
 def _read_dataset() -> dict[str, Any]:

@@ -19,7 +19,12 @@ from stages.optim.schedules import Rule, ScheduleUse, parse_monitor
 
 NAMES = {"loss": "Loss", "accuracy": "Accuracy"}
 """The names of metrics that need no import, by their kinds."""
-MEASURED = {"cnn": {"loss", "accuracy"}, "mlp": {"loss", "accuracy"}, "mlp_regressor": {"loss"}}
+MEASURED = {
+    "cnn": {"loss", "accuracy"},
+    "mlp": {"loss", "accuracy"},
+    "mlp_regressor": {"loss"},
+    "unet": {"loss", "accuracy"},
+}
 """Kinds of these metrics that the outputs of the built-in models have the values for."""
 
 

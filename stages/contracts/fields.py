@@ -75,6 +75,10 @@ def _are_names(value: Any) -> bool:
     return _are_texts(value) and all(value)
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
+
+
 def _is_range(value: Any) -> bool:
     is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
     return is_pair and 0 < value[0] <= value[1]
@@ -219,7 +223,7 @@ Compile = Annotated[
     bool | str, accept(f"true, false, or one of {', '.join(COMPILE_MODES)}", _is_flag_or(*COMPILE_MODES))
 ]
 Resident = Annotated[bool | Literal["auto"], accept("true, false or 'auto'", _is_flag_or("auto"))]
-_text = text("a string that is not empty", lambda value: value.strip() and "\0" not in value)
+_text = text("a string that is not empty", _is_name)
 Text = Annotated[str, _text]
 DATA_PATH = "path to data"
 """Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
@@ -233,6 +237,12 @@ Character = Annotated[
 ]
 Spellings = Annotated[tuple[str, ...], accept("a list of texts, which may be empty", _are_texts, tuple)]
 Texts = Annotated[tuple[str, ...], accept("a list of names", _are_names, tuple)]
+Names = Annotated[
+    str | tuple[str, ...],
+    accept(
+        "a name, or a list of names", lambda value: _is_name(value) or (bool(value) and _are_names(value))
+    ),
+]
 Patterns = Annotated[
     tuple[str, ...],
     accept("a list of regular expressions", _are_names, lambda value: tuple(map(_check_pattern, value))),

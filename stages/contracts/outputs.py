@@ -7,7 +7,7 @@ nothing and trains nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -152,6 +152,25 @@ class SequenceOutput(_Batch):
     weight: "Weight | None" = None
     """The divisor of the loss, such as the number of tokens that are not padding; None: the number of
     sequences."""
+
+
+@dataclass(frozen=True)
+class DetectionOutput:
+    """Detection of any number of boxes in each image."""
+
+    loss: "Tensor"
+    """The mean loss, a scalar."""
+    predictions: "Sequence[Mapping[str, Tensor]]"
+    """For each image ``boxes`` (n, 4) of left, top, right and bottom, ``scores`` (n,) and ``labels`` (n,)."""
+    targets: "Sequence[Mapping[str, Tensor]]"
+    """For each image ``boxes`` and ``labels``."""
+    weight: "Weight | None" = None
+    """The divisor of the loss, such as the number of boxes; None: the number of images."""
+
+    @property
+    def size(self) -> int:
+        """The number of images."""
+        return len(self.targets)
 
 
 @dataclass(frozen=True)

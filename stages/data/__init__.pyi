@@ -57,3 +57,5 @@ from .storage import Normalization as Normalization
 from .storage import describe as describe
 from .storage import read_info as read_info
 from .storage import write_columns as write_columns
+from .trees import Ragged as Ragged
+from .trees import Views as Views

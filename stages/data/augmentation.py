@@ -1,11 +1,12 @@
-"""Augmentation: random changes of the inputs of a split, before its batches are combined and normalized.
+"""Augmentation: random changes of the samples of a split, before its batches are combined and normalized.
 
 A built-in operation takes a batch of images (B, C, H, W) of any dtype and returns a new array; the result for
 an image depends on that image and its own draws only. The draws of a sample are a pure function of a seed and
-its index.
+its index. A crop and a flip are an object that moves the masks and boxes of these images too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,8 @@ from stages.data.config import (
     RandomErasing,
     VerticalFlip,
 )
-from stages.data.datasets import Samples, TensorDataset
+from stages.data.datasets import Samples, TensorDataset, stack
+from stages.data.trees import Ragged, Views, flatten, take, unflatten
 from stages.devices.rng import derive_seed, seed_host_generators
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -75,49 +77,153 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def augment_images(config: BuiltIn, images: np.ndarray, draws: SampleDraws) -> np.ndarray:
-    """Return *images* (B, C, H, W) after the operation that *config* configures.
+Leaves = dict[str, Any]
+"""The leaves of a batch of samples by their names: arrays, or `Ragged`."""
+DEFAULT_KINDS = {"inputs": "image"}
 
-    Raises `BuilderError` if they are not images, or smaller than a crop.
+
+def augment_leaves(
+    config: BuiltIn, leaves: Leaves, kinds: Mapping[str, str], make_draws: Callable[[], SampleDraws]
+) -> Leaves:
+    """Return *leaves* after the operation that *config* configures, with the same draws for each of them.
+
+    Crops and flips move images, masks and boxes; other operations change the images of the inputs only.
+    Raises `BuilderError` if there is no image, or one is smaller than a crop.
     """
-    if images.ndim != 4:
+    names = [name for name in leaves if kinds.get(name) == "image"]
+    for name in names or list(leaves)[:1]:
+        if leaves[name].ndim != 4 or not names:
+            raise BuilderError(
+                f"augmentation {config.kind!r} takes images (channels, height, width); found inputs of shape "
+                f"{leaves[name].shape[1:]}. Remove it from fit.augment"
+            )
+    if type(config) in MOVES:
+        _check_sizes(config, [leaves[name] for name in names])
+        return _move_leaves(MOVES[type(config)](leaves[names[0]], make_draws(), config), leaves, kinds)
+    operation = OPERATIONS[type(config)]
+    inputs = [name for name in names if name.startswith("inputs")]
+    return leaves | {name: operation(leaves[name], make_draws(), config) for name in inputs}
+
+
+def _check_sizes(config: BuiltIn, images: Sequence[np.ndarray]) -> None:
+    sizes = sorted({image.shape[2:] for image in images})
+    if len(sizes) > 1:
         raise BuilderError(
-            f"augmentation {config.kind!r} takes images (channels, height, width); found inputs of shape "
-            f"{images.shape[1:]}. Remove it from fit.augment"
+            f"augmentation {config.kind!r} moves all images of a sample alike; found the sizes "
+            f"{' and '.join(f'{height}×{width}' for height, width in sizes)}. Resize them in the source"
         )
-    return OPERATIONS[type(config)](images, draws, config)
 
 
-def random_crop(images: np.ndarray, draws: SampleDraws, config: RandomCrop) -> np.ndarray:
-    """Return a part of each padded image, (B, C, *config.size).
+def _move_leaves(move: "Crop | Flip", leaves: Leaves, kinds: Mapping[str, str]) -> Leaves:
+    """Return *leaves* after a move. Boxes without an area are removed, and the rows beside them."""
+    moved = dict(leaves)
+    for name, leaf in leaves.items():
+        kind = kinds.get(name)
+        if kind in ("image", "mask"):
+            moved[name] = move.move_pixels(leaf, is_mask=kind == "mask")
+        elif kind == "boxes":
+            rows = np.repeat(np.arange(len(leaf)), leaf.lengths)
+            boxes = move.move_boxes(np.asarray(leaf.values), rows)
+            is_kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+            moved[name] = replace(leaf, values=boxes)
+            for beside in _list_beside(name, leaves):
+                moved[beside] = moved[beside].keep(is_kept)
+    return moved
+
+
+def _list_beside(name: str, leaves: Leaves) -> list[str]:
+    """Return the names of the ragged leaves with the rows of the boxes *name*, which is one of them."""
+    parent, ends = name.rpartition(".")[0], leaves[name].ends
+    return [
+        other
+        for other, leaf in leaves.items()
+        if isinstance(leaf, Ragged) and other.rpartition(".")[0] == parent and np.array_equal(leaf.ends, ends)
+    ]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A part of each padded image, of the same size for all."""
+
+    tops: np.ndarray
+    lefts: np.ndarray
+    size: tuple[int, int]
+    config: RandomCrop
+
+    def move_pixels(self, pixels: np.ndarray, *, is_mask: bool) -> np.ndarray:
+        """Return the part of *pixels*; masks are padded with ``mask_fill``."""
+        fill = self.config.mask_fill if is_mask else self.config.fill
+        _check_value(self.config.kind, fill, pixels)
+        padded = _pad(pixels, self.config.padding, fill)
+        cropped = np.empty((*pixels.shape[:-2], *self.size), pixels.dtype)
+        height, width = self.size
+        corners = zip(self.tops.tolist(), self.lefts.tolist(), strict=True)
+        for image, source, (top, left) in zip(cropped, padded, corners, strict=True):
+            image[:] = source[..., top : top + height, left : left + width]
+        return cropped
+
+    def move_boxes(self, boxes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the part of each box that is within the part of its image."""
+        corners = np.stack((self.lefts, self.tops), axis=1) - self.config.padding
+        shifted = boxes - np.tile(corners, 2)[rows].astype(boxes.dtype)
+        return np.asarray(np.clip(shifted, 0, np.array([*self.size[::-1]] * 2, boxes.dtype)))
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A reflection of some images."""
+
+    is_flipped: np.ndarray
+    axis: int
+    """-1 from left to right, -2 upside down."""
+    length: int
+    """The number of pixels along the axis."""
+
+    def move_pixels(self, pixels: np.ndarray, *, is_mask: bool) -> np.ndarray:
+        """Return *pixels*, some of them reflected."""
+        del is_mask
+        flipped = pixels.copy()
+        flipped[self.is_flipped] = np.flip(pixels[self.is_flipped], self.axis)
+        return flipped
+
+    def move_boxes(self, boxes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return *boxes*, those of reflected images with new sides."""
+        flipped, moved = boxes.copy(), self.is_flipped[rows]
+        first = -1 - self.axis
+        flipped[moved, first], flipped[moved, first + 2] = (
+            self.length - boxes[moved, first + 2],
+            self.length - boxes[moved, first],
+        )
+        return flipped
+
+
+def random_crop(images: np.ndarray, draws: SampleDraws, config: RandomCrop) -> Crop:
+    """Return a part of each padded image in *images*.
 
     Raises `BuilderError` if the padded images are smaller.
     """
-    _check_value(config.kind, config.fill, images)
-    padded = _pad(images, config.padding, config.fill)
     height, width = config.size or images.shape[2:]
-    rows, columns = padded.shape[2] - height, padded.shape[3] - width
+    rows, columns = (
+        length + 2 * config.padding - size
+        for length, size in zip(images.shape[2:], (height, width), strict=True)
+    )
     if min(rows, columns) < 0:
         raise BuilderError(
             f"augmentation 'random_crop' cannot cut {height}×{width} pixels out of images of "
             f"{images.shape[2]}×{images.shape[3]} with padding {config.padding}. Set a smaller size or more "
             "padding"
         )
-    tops, lefts = draws.integers(rows + 1).tolist(), draws.integers(columns + 1).tolist()
-    cropped = np.empty((*images.shape[:2], height, width), images.dtype)
-    for image, source, first_row, first_column in zip(cropped, padded, tops, lefts, strict=True):
-        image[:] = source[:, first_row : first_row + height, first_column : first_column + width]
-    return cropped
+    return Crop(draws.integers(rows + 1), draws.integers(columns + 1), (height, width), config)
 
 
-def horizontal_flip(images: np.ndarray, draws: SampleDraws, config: HorizontalFlip) -> np.ndarray:
-    """Return *images*, some of them flipped from left to right."""
-    return _flip(images, draws.uniform() < config.p, axis=3)
+def horizontal_flip(images: np.ndarray, draws: SampleDraws, config: HorizontalFlip) -> Flip:
+    """Return a reflection of some of *images* from left to right."""
+    return Flip(draws.uniform() < config.p, -1, images.shape[3])
 
 
-def vertical_flip(images: np.ndarray, draws: SampleDraws, config: VerticalFlip) -> np.ndarray:
-    """Return *images*, some of them flipped upside down."""
-    return _flip(images, draws.uniform() < config.p, axis=2)
+def vertical_flip(images: np.ndarray, draws: SampleDraws, config: VerticalFlip) -> Flip:
+    """Return a reflection of some of *images* upside down."""
+    return Flip(draws.uniform() < config.p, -2, images.shape[2])
 
 
 def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing) -> np.ndarray:
@@ -155,21 +261,20 @@ def color_jitter(images: np.ndarray, draws: SampleDraws, config: ColorJitter) ->
 
 
 Operation = Callable[[np.ndarray, SampleDraws, Any], np.ndarray]
-OPERATIONS: Mapping[type, Operation] = {
+OPERATIONS: Mapping[type, Operation] = {RandomErasing: random_erasing, ColorJitter: color_jitter}
+MOVES: Mapping[type, Callable[[np.ndarray, SampleDraws, Any], Crop | Flip]] = {
     RandomCrop: random_crop,
     HorizontalFlip: horizontal_flip,
     VerticalFlip: vertical_flip,
-    RandomErasing: random_erasing,
-    ColorJitter: color_jitter,
 }
 
 
 def _pad(images: np.ndarray, padding: int, fill: float) -> np.ndarray:
     if not padding:
         return images
-    batch, channels, height, width = images.shape
-    padded = np.full((batch, channels, height + 2 * padding, width + 2 * padding), fill, images.dtype)
-    padded[:, :, padding : padding + height, padding : padding + width] = images
+    *batch, height, width = images.shape
+    padded = np.full((*batch, height + 2 * padding, width + 2 * padding), fill, images.dtype)
+    padded[..., padding : padding + height, padding : padding + width] = images
     return padded
 
 
@@ -183,12 +288,6 @@ def _check_value(kind: str, value: float, images: np.ndarray) -> None:
             f"augmentation {kind!r} fills with {value}, which images of {images.dtype} cannot contain. Set "
             f"an integer from {limits.min} to {limits.max}"
         )
-
-
-def _flip(images: np.ndarray, is_flipped: np.ndarray, axis: int) -> np.ndarray:
-    flipped = images.copy()
-    flipped[is_flipped] = np.flip(images[is_flipped], axis)
-    return flipped
 
 
 def _round_to_size(lengths: np.ndarray, size: int) -> np.ndarray:
@@ -208,9 +307,18 @@ class Augmenter:
     generators of torch, Python and NumPy are seeded for that sample.
     """
 
-    def __init__(self, augmentations: Sequence[Augmentation], seed: int) -> None:
+    def __init__(
+        self,
+        augmentations: Sequence[Augmentation],
+        seed: int,
+        *,
+        kinds: Mapping[str, str] | None = None,
+        views: int = 1,
+    ) -> None:
         self._augmentations = [(f"augment-{n}", augmentation) for n, augmentation in enumerate(augmentations)]
         self._seed = seed
+        self._kinds = kinds or DEFAULT_KINDS
+        self._views = views
 
     @property
     def runs_user_code(self) -> bool:
@@ -226,55 +334,118 @@ class Augmenter:
             self.augment(dataset.__getitems__([0]), 1, [0])
 
     def augment(self, items: Any, epoch: int, indices: Sequence[int] | Tensor) -> Any:
-        """Return *items*, the samples at *indices*, with new inputs; other parts of a sample are unchanged.
+        """Return *items*, the samples at *indices*, after all changes; with several views, `Samples` of them.
 
         Raises `BuilderError` if a built-in kind cannot change an input, such as one that is not an image.
         """
         indices = torch.as_tensor(indices)
-        if isinstance(items, Samples):
-            inputs = _stack(self._change(items.inputs, epoch, indices))
-            if isinstance(inputs, Tensor):
-                return Samples(inputs, items.targets)
-        else:
-            inputs = self._change([item[0] for item in items], epoch, indices)
-        return [(changed, *item[1:]) for changed, item in zip(inputs, items, strict=True)]
+        samples = items if isinstance(items, Samples) else self._join(items)
+        views = [self._augment_view(samples, view, epoch, indices) for view in range(self._views)]
+        if len(views) > 1:
+            return Samples(Views(view.inputs for view in views), views[0].targets)
+        is_stacked = isinstance(items, Samples) and not isinstance(views[0].inputs, list)
+        return views[0] if is_stacked else _list_samples(views[0])
 
-    def _change(self, inputs: Any, epoch: int, indices: Tensor) -> Any:
+    def _join(self, items: Sequence[Any]) -> Samples:
+        return _Items.of(items) if self._kinds is DEFAULT_KINDS else Samples.of(items)
+
+    def _augment_view(self, samples: Samples, view: int, epoch: int, indices: Tensor) -> Samples:
         for name, augmentation in self._augmentations:
-            draws = partial(SampleDraws, derive_seed(self._seed, name, epoch))
+            path = (name, epoch, *(("view", view) if view else ()))
+            draws = partial(SampleDraws, derive_seed(self._seed, *path))
             if isinstance(augmentation, BuiltIn):
-                inputs = _change_images(augmentation, inputs, draws, indices)
+                samples = self._change_images(augmentation, samples, draws, indices)
             else:
-                inputs = _call_for_each(augmentation, inputs, draws(indices).seeds())
-        return inputs
+                samples = _call_for_each(augmentation, samples, draws(indices).seeds())
+        return samples
+
+    def _change_images(
+        self, config: BuiltIn, samples: Samples, make_draws: Callable[[Any], SampleDraws], indices: Tensor
+    ) -> Samples:
+        """Return *samples* after a built-in kind: together if they are stacked, else one by one."""
+        if not isinstance(samples.inputs, list):
+            return self._change_leaves(config, samples, partial(make_draws, indices))
+        changed = [
+            self._change_leaves(config, Samples(image[None]), partial(make_draws, index[None])).inputs[0]
+            for image, index in zip(samples.inputs, indices, strict=True)
+        ]
+        return replace(samples, inputs=changed)
+
+    def _change_leaves(
+        self, config: BuiltIn, samples: Samples, make_draws: Callable[[], SampleDraws]
+    ) -> Samples:
+        leaves = flatten(samples.inputs, "inputs") | flatten(samples.targets, "targets")
+        arrays = {name: leaf.numpy() if isinstance(leaf, Tensor) else leaf for name, leaf in leaves.items()}
+        changed = augment_leaves(config, arrays, self._kinds, make_draws)
+        leaves |= {name: _to_tensor(leaf) for name, leaf in changed.items() if leaf is not arrays[name]}
+        return replace(samples, inputs=unflatten(leaves, "inputs"), targets=unflatten(leaves, "targets"))
 
 
-def _call_for_each(transform: Callable[[Any], Any], inputs: Any, seeds: Sequence[int]) -> list[Any]:
+class _Items(Samples):
+    """Samples of a dataset of a user, which are pairs, longer tuples or inputs; the targets are the rest."""
+
+    @classmethod
+    def of(cls, items: Sequence[Any]) -> Samples:
+        """Return *items* with their inputs as one tensor if possible, else as a list."""
+        if isinstance(items[0], Tensor | Mapping):
+            return cls(_stack(items))
+        return cls(_stack([item[0] for item in items]), [tuple(item[1:]) for item in items])
+
+
+def _list_samples(samples: Samples) -> list[Any]:
+    """Return *samples* one by one, in the form of the dataset."""
+    count = len(samples.targets if isinstance(samples.inputs, list) else samples)
+    rows = [take(samples.inputs, index) for index in range(count)]
+    if samples.targets is None:
+        return rows
+    if isinstance(samples, _Items):
+        return [(value, *rest) for value, rest in zip(rows, samples.targets, strict=True)]
+    return [(value, take(samples.targets, index)) for index, value in enumerate(rows)]
+
+
+def _to_tensor(array: Any) -> Any:
+    if isinstance(array, Ragged):
+        return replace(array, values=torch.as_tensor(array.values))
+    return torch.from_numpy(array)
+
+
+def _call_for_each(transform: Callable[[Any], Any], samples: Samples, seeds: Sequence[int]) -> Samples:
+    """Return *samples* after a transform of each input, or of each sample if it has ``whole_sample``."""
+    is_of_sample = getattr(transform, "whole_sample", False) is True
+    items = _list_samples(samples)
     changed = []
-    for value, seed in zip(inputs, seeds, strict=True):
+    for item, seed in zip(items, seeds, strict=True):
         seed_host_generators(seed)
-        changed.append(transform(value))
-    return changed
+        changed.append(transform(item if is_of_sample or samples.targets is None else item[0]))
+    if not is_of_sample:
+        return replace(samples, inputs=_stack(changed))
+    if isinstance(samples, _Items):
+        return _Items.of(changed)
+    return _restack(changed, samples)
 
 
-def _change_images(
-    config: BuiltIn, inputs: Any, make_draws: Callable[[Tensor], SampleDraws], indices: Tensor
-) -> Any:
-    """Return *inputs* after a built-in kind: together if all have the same shape, else one by one."""
-    inputs = _stack(inputs)
-    if isinstance(inputs, Tensor):
-        return torch.from_numpy(augment_images(config, inputs.numpy(), make_draws(indices)))
-    return [
-        torch.from_numpy(augment_images(config, image[None].numpy(), make_draws(index[None])))[0]
-        for image, index in zip(inputs, indices, strict=True)
-    ]
+def _restack(items: Sequence[Any], before: Samples) -> Samples:
+    """Return *items*, changed samples, with the leaves that were ragged *before* ragged again."""
+    stacked = {}
+    parts = ("inputs", "targets") if before.targets is not None else ("inputs",)
+    trees = zip(*items, strict=True) if len(parts) > 1 else [items]
+    for part, samples in zip(parts, trees, strict=True):
+        leaves = flatten(getattr(before, part), part)
+        rows = [flatten(sample, part) for sample in samples]
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            is_ragged = isinstance(leaves.get(name), Ragged)
+            stacked[name] = _to_tensor(Ragged.of(values)) if is_ragged else torch.stack(values)
+    return Samples(unflatten(stacked, "inputs"), unflatten(stacked, "targets"))
 
 
 def _stack(inputs: Any) -> Any:
-    """Return *inputs* as one tensor if they are tensors of one shape and dtype, else unchanged."""
-    if isinstance(inputs, Tensor) or not all(isinstance(item, Tensor) for item in inputs):
-        return inputs
-    return torch.stack(inputs) if len({(item.shape, item.dtype) for item in inputs}) == 1 else inputs
+    """Return *inputs* as one tensor if they are tensors of one shape and dtype, else as a list."""
+    if isinstance(inputs[0], Mapping):
+        return stack(inputs)
+    if not all(isinstance(item, Tensor) for item in inputs):
+        return list(inputs)
+    return torch.stack(inputs) if len({(item.shape, item.dtype) for item in inputs}) == 1 else list(inputs)
 
 
 def build_augmentation(config: BuiltIn | Use) -> Augmentation:

@@ -1,9 +1,9 @@
 """Batchers, which combine samples to the batch that a model receives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,19 +17,21 @@ from stages.contracts.outputs import IGNORED_TARGET
 from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
 from stages.data.storage import Normalization
+from stages.data.trees import Ragged, Tree, Views, flatten, map_leaves, shorten, unflatten
 from stages.devices.rng import preserve_random_state, seed_sample
 
 MAX_FLOAT32_MEAN = 256
 """The largest mean, in standard deviations, that float32 subtracts: the error is then at most 3e-5 of one."""
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 class Batch(NamedTuple):
     """The input of the built-in models for *B* samples; unpacks as ``inputs, targets``."""
 
-    inputs: Tensor
-    """(B, …), float32."""
-    targets: Tensor
-    """(B,) or (B, …)."""
+    inputs: Tree
+    """(B, …), float32, or int64 for tokens; a tuple or dict of tensors as in a sample, or `Views` of such."""
+    targets: Tree
+    """(B,) or (B, …), a tuple or dict of tensors, or None; a list of B tensors for ragged rows."""
 
 
 class Batcher(Protocol):
@@ -50,10 +52,31 @@ class NormalizeBatcher:
 
     It has two halves, so that a loader can copy the samples to an accelerator in their own dtype, such as
     uint8, and convert them there.
+
+    Args:
+        mean: one for inputs that are a tensor; a dict of them by the short names of the leaves for a tuple or
+            a dict. None leaves tokens as they are, int64.
+        std: the same.
+        ragged: ``list`` for a tensor of each sample, or ``pad`` for one tensor, filled up with 0 for numbers
+            and -100 for integers.
     """
 
-    def __init__(self, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> None:
+    def __init__(
+        self,
+        mean: float | Sequence[float] | Mapping[str, Any] | None = 0.0,
+        std: float | Sequence[float] | Mapping[str, Any] | None = 1.0,
+        ragged: Literal["list", "pad"] = "list",
+    ) -> None:
+        self.ragged = ragged
+        self._parts: dict[str, NormalizeBatcher] = {}
+        self._is_identity = mean is None or std is None
         self._channels: ChannelScale | None = None
+        if isinstance(mean, Mapping) and isinstance(std, Mapping):
+            self._parts = {name: NormalizeBatcher(mean[name], std[name]) for name in mean}
+        elif not isinstance(mean, Mapping | None) and not isinstance(std, Mapping | None):
+            self._set_numbers(mean, std)
+
+    def _set_numbers(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         if isinstance(mean, Sequence) or isinstance(std, Sequence):
             self._channels = ChannelScale(mean, std)
         else:
@@ -64,20 +87,46 @@ class NormalizeBatcher:
         is_large = bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any())
         self._exact = (means, divisors) if is_large else None
 
-    def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
-        """Return the inputs as (B, …) float32, with unchanged targets."""
-        samples = Samples.of(items)
-        return Batch(self._normalize(samples.inputs), samples.targets)
+    def batch(self, items: Sequence[Any]) -> Batch:
+        """Return the inputs as (B, …) float32, with unchanged targets; masks and tokens are int64."""
+        return self.finish(self.gather(items))
 
-    @staticmethod
-    def gather(items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+    def gather(self, items: Sequence[Any]) -> Batch:
         """Return the inputs as (B, …) in the dtype of the samples."""
         samples = Samples.of(items)
-        return Batch(samples.inputs, samples.targets)
+        if isinstance(samples.targets, Tensor):
+            return Batch(samples.inputs, samples.targets)
+        return Batch(samples.inputs, map_leaves(self._arrange, samples.targets))
+
+    def _arrange(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Ragged):
+            return leaf
+        return pad_rows(leaf) if self.ragged == "pad" else list_rows(leaf)
 
     def finish(self, batch: Batch) -> Batch:
-        """Return *batch* with normalized inputs, float32, on its device."""
-        return Batch(self._normalize(batch.inputs), batch.targets)
+        """Return *batch* with normalized inputs, float32, and masks, int64, on its device."""
+        targets = batch.targets
+        if not isinstance(targets, Tensor) or targets.ndim > 2:
+            targets = map_leaves(_widen_mask, targets)
+        return Batch(self._normalize_tree(batch.inputs), targets)
+
+    def _normalize_tree(self, inputs: Tree) -> Tree:
+        if isinstance(inputs, Tensor):
+            return inputs.long() if self._is_identity else self._normalize(inputs)
+        if isinstance(inputs, Views):
+            return Views(map(self._normalize_tree, inputs))
+        leaves = {name: self._normalize_leaf(name, leaf) for name, leaf in flatten(inputs, "inputs").items()}
+        return unflatten(leaves, "inputs")
+
+    def _normalize_leaf(self, name: str, leaf: Tensor) -> Tensor:
+        part = self._parts.get(shorten(name))
+        if part is None:
+            raise BuilderError(
+                f"the batcher has no mean and std for the inputs {shorten(name)!r}, only for "
+                f"{', '.join(self._parts) or 'a tensor'}. Pass dicts with its name"
+            )
+        normalized: Tensor = part._normalize_tree(leaf)  # noqa: SLF001  the same class
+        return normalized
 
     def _normalize(self, stored: Tensor) -> Tensor:
         if self._exact is not None:
@@ -147,12 +196,31 @@ class ChannelScale:
         return self._numbers[device]
 
 
+def list_rows(ragged: Ragged) -> list[Tensor]:
+    """Return the rows of each sample."""
+    return list(torch.split(ragged.values, ragged.lengths.tolist()))
+
+
+def pad_rows(ragged: Ragged) -> Tensor:
+    """Return the rows, (B, most rows, …), filled up with 0, or with -100 if they are integers."""
+    fill = 0 if ragged.values.is_floating_point() else IGNORED_TARGET
+    is_row = torch.arange(int(ragged.lengths.max())) < torch.from_numpy(ragged.lengths)[:, None]
+    padded: Tensor = ragged.values.new_full((*is_row.shape, *ragged.values.shape[1:]), fill)
+    padded[is_row] = ragged.values
+    return padded
+
+
+def _widen_mask(targets: Any) -> Any:
+    """Return masks (B, H, W) of small integers as int64, which losses take; others unchanged."""
+    is_mask = isinstance(targets, Tensor) and targets.ndim == 3 and targets.dtype in SMALL_INTEGERS
+    return targets.long() if is_mask else targets
+
+
 class GatherBatcher:
     """The first half of a `NormalizeBatcher`, without its numbers."""
 
-    def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
-        """Return the inputs as (B, …) in the dtype of the samples."""
-        return NormalizeBatcher.gather(items)
+    def __init__(self, batcher: NormalizeBatcher) -> None:
+        self.batch = batcher.gather
 
 
 @dataclass(frozen=True)
@@ -174,6 +242,8 @@ def is_per_sample(batcher: Batcher) -> bool:
     """
     function: Any = batcher.function if isinstance(batcher, FunctionBatcher) else batcher
     function = function.func if isinstance(function, partial) else function
+    if isinstance(batcher, NormalizeBatcher) and batcher.ragged == "pad":
+        return False
     is_known = type(batcher) in (NormalizeBatcher, GatherBatcher) or function is default_collate
     return is_known or getattr(function, "per_sample", False) is True
 
@@ -195,16 +265,21 @@ def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:
     )
 
 
-def build_batcher(use: Use, normalization: Normalization) -> Batcher:
+def build_batcher(
+    use: Use, normalization: Normalization | Mapping[str, Normalization | None] | None
+) -> Batcher:
     """Return the batcher that *use* names: an instance of a class, or a function of the items of a batch.
 
     A class is built with the arguments in *use*, and with ``mean`` and ``std`` of *normalization* if it takes
-    them; a function receives the arguments at each call. Raises `PluginError` if it cannot be built.
+    them: dicts for several leaves, and None for tokens. A function receives the arguments at each call.
+    Raises `PluginError` if it cannot be built.
     """
     batcher = plugins.find("batcher", use.kind, BATCHERS)
     arguments = arguments_of(use)
     if isinstance(batcher, type):
-        offered = plugins.select_accepted(batcher, {"mean": normalization.mean, "std": normalization.std})
+        offered = plugins.select_accepted(
+            batcher, {field: _read_field(normalization, field) for field in ("mean", "std")}
+        )
         batcher = plugins.build("batcher", use.kind, batcher, {**offered, **arguments})
     elif arguments:
         batcher = partial(batcher, **arguments)
@@ -212,6 +287,12 @@ def build_batcher(use: Use, normalization: Normalization) -> Batcher:
         return as_batcher(batcher)
     except BuilderError as error:
         raise PluginError(f"batcher {use.kind!r}: {error}") from None
+
+
+def _read_field(normalization: Any, field: str) -> Any:
+    if isinstance(normalization, Mapping):
+        return {name: _read_field(numbers, field) for name, numbers in normalization.items()}
+    return getattr(normalization, field, None)
 
 
 MEASURED_ROWS = 4096
@@ -223,8 +304,8 @@ class PaddedBatch(NamedTuple):
 
     inputs: Tensor
     """(B, T) int64 or float32, or (B, T, F)."""
-    targets: Tensor
-    """(B,) or (B, …), or (B, T) with -100 at padded positions."""
+    targets: Tree
+    """(B,) or (B, …), or (B, T) with -100 at padded positions; None without targets."""
     lengths: Tensor
     """The number of elements of each sequence, (B,), int64."""
     mask: Tensor
@@ -246,28 +327,35 @@ class PadBatcher:
         self.pad_value = pad_value
         self.target_pad = target_pad
 
-    def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> PaddedBatch:
+    def batch(self, items: Sequence[Any]) -> PaddedBatch:
         """Return the batch of *items*: inputs (T,) or (T, F), and targets of any shape or (T,)."""
+        targets: Tree = None
         if isinstance(items, Samples):
             stored, targets = items.inputs, items.targets
         else:
-            inputs, answers = zip(*items, strict=True)
+            is_pair = not isinstance(items[0], Tensor)
+            inputs, *answers = zip(*items, strict=True) if is_pair else (items,)
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
-            targets = self._stack_targets([torch.as_tensor(answer) for answer in answers])
+            if answers:
+                targets = self._stack_targets([torch.as_tensor(answer) for answer in answers[0]])
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
         mask = torch.arange(longest) < lengths[:, None]
-        if targets.shape[1:2] == stored.shape[1:2] and not targets.is_floating_point():
+        if isinstance(targets, Tensor) and self._is_per_element(targets, stored):
             targets = targets[:, :longest].masked_fill(~mask, self.target_pad)
         dtype = torch.float32 if stored.is_floating_point() else torch.int64
         return PaddedBatch(stored[:, :longest].to(dtype), targets, lengths, mask)
+
+    @staticmethod
+    def _is_per_element(targets: Tensor, inputs: Tensor) -> bool:
+        return targets.shape[1:2] == inputs.shape[1:2] and not targets.is_floating_point()
 
     def measure(self, inputs: Tensor) -> Tensor:
         """Return the length of each of *inputs*, (B, T) or (B, T, F), without its padding: (B,), int64.
 
         Raises `BuilderError` if the inputs are not sequences.
         """
-        if inputs.ndim < 2:
+        if not isinstance(inputs, Tensor) or inputs.ndim < 2:
             raise BuilderError(
                 "the batcher 'pad' takes sequences, (T,) or (T, F); found inputs of one number. Set "
                 "fit.batcher to normalize"

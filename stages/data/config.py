@@ -1,8 +1,9 @@
 """Configuration of data sources, normalization, batchers and augmentation."""
 
-from typing import Annotated, Any, Literal
+from operator import not_
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
@@ -13,6 +14,7 @@ from stages.contracts.fields import (
     Finite,
     Flag,
     Fraction,
+    Names,
     NonNegative,
     Range,
     Size,
@@ -53,6 +55,10 @@ AUGMENTATIONS = {
 }
 
 
+OPTIONAL = Field(default=None, exclude_if=lambda value: value is None)
+"""A param that no file or key of an earlier run has."""
+
+
 class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels in scikit-learn (UCI, 1998)."""
 
@@ -70,11 +76,24 @@ class Idx(Config):
 
 
 class Npz(Config):
-    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets``, which is split."""
+    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets``, which is split.
+
+    Arrays with other names are named by ``inputs`` and ``targets``, and are split.
+    """
 
     kind: Literal["npz"]
     path: Text
     """The file, relative to the root of the project or absolute."""
+    inputs: Annotated[Names | None, OPTIONAL] = None
+    """The name of the array of inputs, or the names of several, whose samples are dicts."""
+    targets: Annotated[Names | None, OPTIONAL] = None
+    """The name of the array of targets, or the names of several; with ``inputs``, null is no targets."""
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        if self.targets is not None and self.inputs is None:
+            raise ValueError("targets names an array, so inputs must name one too")
+        return self
 
 
 class Npy(Config):
@@ -88,9 +107,10 @@ class Npy(Config):
 
 
 class ImageFolder(Config):
-    """Images in a folder for each class, or with a CSV file of labels; needs the extra ``images``.
+    """Images in a folder for each class, with a CSV file of labels, or with masks or boxes.
 
-    An image is turned as its EXIF orientation asks for, and transparency is dropped.
+    They need the extra ``images``. An image is turned as its EXIF orientation asks for; transparency is
+    dropped.
     """
 
     kind: Literal["image_folder"]
@@ -108,6 +128,21 @@ class ImageFolder(Config):
     """``rgb`` for three channels, ``gray`` for one."""
     corrupt: Literal["error", "skip"] = "error"
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
+    masks: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    """A folder with a mask for each image, a file of the same name up to its ending, such as ``.png``: the
+    class of each pixel. The folders in ``path`` are then not classes."""
+    ignored: Annotated[int | None, integer(0, 255), OPTIONAL] = None
+    """The value of masks that is no class, such as 255; losses and metrics ignore its pixels."""
+    boxes: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    """A JSON file in COCO's format with the boxes and the classes of the objects in the images."""
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        if self.labels and (self.masks or self.boxes):
+            raise ValueError("set either labels, or masks and boxes")
+        if self.ignored is not None and self.masks is None:
+            raise ValueError("ignored is a value of masks, so set masks too")
+        return self
 
 
 class Table(Config):
@@ -124,8 +159,8 @@ class Table(Config):
     """A column with the split of each row: ``train``, ``valid`` or ``test``."""
     group: Text | None = None
     """A column whose equal values keep rows in one split, for example of a person."""
-    target: Text
-    """The column to predict: text or integers are classes, floats and decimals are numbers."""
+    target: Names
+    """The column to predict, or several: text or integers are classes, floats and decimals are numbers."""
     features: Texts | None = None
     """Names of columns, or patterns of a shell such as ``x_*``; null for all columns except the target.
 
@@ -182,15 +217,15 @@ class TextFiles(Config):
 
 
 class HuggingFace(Config):
-    """Two columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
+    """Columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
 
     kind: Literal["huggingface"]
     path: Text
     """The folder that ``save_to_disk`` wrote, or the name of a dataset on the hub."""
-    inputs: Text
-    """The column of the inputs: images, texts, numbers, or lists of numbers of one shape."""
-    targets: Text = "label"
-    """The column of the classes or numbers to predict."""
+    inputs: Names
+    """The column of the inputs, or several: images, texts, numbers, or lists of numbers of one shape."""
+    targets: Names = "label"
+    """The column to predict, or several: classes, numbers, or images that are masks."""
     splits: Texts | None = None
     """The splits to use, such as ``[train, validation_matched]``, which must begin with ``train``, ``val`` or
     ``dev``, and ``test``; null: all, which must be ``train``, ``validation`` and ``test``."""
@@ -211,11 +246,13 @@ class HuggingFace(Config):
 
 
 class TorchDatasets(Config):
-    """Datasets of PyTorch, whose samples are stored as tensors."""
+    """Datasets of PyTorch, whose samples are stored as tensors, or read when they are needed."""
 
     kind: Literal["dataset"]
     factory: Annotated[Use, AfterValidator(name_validator("dataset", {}))]
     """The import path of a function or a class with its arguments, which returns one dataset, or several."""
+    lazy: Annotated[Flag, Field(exclude_if=not_)] = False
+    """Whether ``fit`` reads the samples when it needs them, for map-style datasets larger than the memory."""
 
 
 class NormalizationConfig(Config):
@@ -253,6 +290,8 @@ class RandomCrop(Config):
     """The height and width of the result, or one number for both; None: those of the image."""
     fill: Finite = 0.0
     """The value of the added pixels, in the units of the stored image."""
+    mask_fill: Annotated[int, integer(-100, 10_000_000)] = Field(default=0, exclude_if=not_)
+    """The class of the added pixels in masks; -100, in masks of signed integers, is ignored by losses."""
 
 
 class HorizontalFlip(Config):

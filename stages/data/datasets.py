@@ -2,16 +2,19 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stages.contracts.errors import DataError
 from stages.data.image_files import ImageDecoder, ImageFiles, put
+from stages.data.trees import Ragged, Tree, count_rows, list_leaves, map_leaves, take
 from stages.devices.rng import derive_seed
 
 
@@ -25,73 +28,111 @@ class Dataset(Protocol):
         """Return one sample."""
 
 
-@dataclass(frozen=True)
-class Samples(Sequence[tuple[Tensor, Tensor]]):
-    """Several samples: a sequence of (input, target) pairs, stored as two tensors."""
+def stack(samples: Sequence[Tree]) -> Tree:
+    """Return the leaves of *samples*, which have one structure, as tensors (N, …)."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {key: stack([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map(stack, zip(*samples, strict=True)))
+    return None if first is None else torch.stack([torch.as_tensor(sample) for sample in samples])
 
-    inputs: Tensor
-    """(N, …)"""
-    targets: Tensor
-    """(N,) or (N, …)"""
+
+@dataclass(frozen=True)
+class Samples(Sequence[Any]):
+    """Several samples: a sequence of pairs (input, target), or of inputs if there are no targets."""
+
+    inputs: Tree
+    """A tensor (N, …), or a tuple or dict of such."""
+    targets: Tree = None
+    """The same, with (N,) or (N, …); also `Ragged`; None without targets."""
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return count_rows(self.inputs)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Samples": ...
-    def __getitem__(self, index: int | slice) -> "tuple[Tensor, Tensor] | Samples":
-        if isinstance(index, slice):
-            return Samples(self.inputs[index], self.targets[index])
-        return self.inputs[index], self.targets[index]
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, or the `Samples` of a slice."""
+        inputs, targets = take(self.inputs, index), take(self.targets, index)
+        return Samples(inputs, targets) if isinstance(index, slice) else _join(inputs, targets)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.inputs, self.targets, strict=True)
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor):
+            return zip(self.inputs, self.targets, strict=True)
+        return (self[index] for index in range(len(self)))
 
     @classmethod
-    def of(cls, items: Sequence[tuple[Tensor, Tensor]]) -> "Samples":
-        """Return *items* as two tensors; an instance of this class is returned unchanged."""
+    def of(cls, items: Sequence[Any]) -> "Samples":
+        """Return *items*, pairs or inputs without targets, as tensors; an instance is returned unchanged."""
         if isinstance(items, Samples):
             return items
+        if isinstance(items[0], Mapping | Tensor):
+            return cls(stack(items))
         inputs, targets = zip(*items, strict=True)
-        return cls(torch.stack(inputs), torch.stack([torch.as_tensor(target) for target in targets]))
+        return cls(stack(inputs), stack(targets))
+
+
+def _join(inputs: Tree, targets: Tree) -> Any:
+    return inputs if targets is None else (inputs, targets)
 
 
 class TensorDataset:
     """Samples in memory. A batch is gathered with one call per tensor, faster than by worker processes.
 
-    *allocate* returns the memory for a number of bytes to gather in, a tensor of uint8. Default: new memory.
+    *inputs* and *targets* are tensors (N, …), or tuples or dicts of such; *targets* may also be `Ragged`, or
+    None. *allocate* returns the memory for a number of bytes to gather in, a tensor of uint8. Default: new
+    memory. *kinds* are those of the leaves, by their names, for augmentation. Default: inputs are images.
     """
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, allocate: Callable[[int], Tensor] | None = None
+        self,
+        inputs: Tree,
+        targets: Tree = None,
+        allocate: Callable[[int], Tensor] | None = None,
+        *,
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
-        if len(inputs) != len(targets):
+        lengths = [len(leaf) for leaf in (*list_leaves(inputs), *list_leaves(targets))]
+        if len(set(lengths)) > 1:
             raise ValueError(
-                f"inputs and targets must have the same length; found {len(inputs)} and {len(targets)}"
+                f"inputs and targets must have the same length; found {' and '.join(map(str, lengths))}"
             )
         self.inputs = inputs
         self.targets = targets
+        self.kinds = kinds
         self._allocate = allocate
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return count_rows(self.inputs)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+    @property
+    def leaves(self) -> list[Any]:
+        """All leaves of inputs and targets."""
+        return [*list_leaves(self.inputs), *list_leaves(self.targets)]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if there is one tensor of inputs and one of targets."""
+        return isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.is_plain:
+            return self.inputs[index], self.targets[index]
+        return Samples(self.inputs, self.targets)[index]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order."""
         chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
-        if self._allocate is None:
+        if self._allocate is None and self.is_plain:
             return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
-        return Samples(*(_gather(tensor, chosen, self._allocate) for tensor in (self.inputs, self.targets)))
+        gather = partial(_gather, indices=chosen, allocate=self._allocate)
+        return Samples(map_leaves(gather, self.inputs), map_leaves(gather, self.targets))
 
 
-def _gather(tensor: Tensor, indices: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
+def _gather(tensor: Any, indices: Tensor, allocate: Callable[[int], Tensor] | None) -> Any:
     """Return the rows of *tensor* at *indices* in the memory of *allocate*."""
-    if not tensor.is_contiguous():
+    if isinstance(tensor, Ragged):
+        return tensor[indices.numpy()]
+    if allocate is None or not tensor.is_contiguous():
         return tensor.index_select(0, indices)
     shape = (len(indices), *tensor.shape[1:])
     memory = allocate(math.prod(shape) * tensor.element_size())
@@ -209,17 +250,21 @@ class WindowsDataset:
 
 
 class ImageFileDataset:
-    """Samples whose images are in files. A batch is decoded into one tensor, best by worker processes."""
+    """Samples with images or masks in files. A batch is decoded into tensors, best by worker processes.
 
-    def __init__(self, files: ImageFiles, targets: Tensor) -> None:
+    *files* and *targets* are `ImageFiles`, tensors (N, …), or tuples or dicts of such. *kinds* are those of
+    the leaves, by their names, for augmentation.
+    """
+
+    def __init__(self, files: Tree, targets: Tree, *, kinds: Mapping[str, str] | None = None) -> None:
         self.files = files
         self.targets = targets
-        self._decoder = ImageDecoder(files.form)
+        self.kinds = kinds
 
     def __len__(self) -> int:
-        return len(self.files)
+        return count_rows(self.files)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
@@ -228,19 +273,28 @@ class ImageFileDataset:
         Raises `DataError` with the path of a file that is missing, corrupt, or of another size in bytes than
         load-data read.
         """
-        chosen = torch.as_tensor(indices)
-        images = torch.empty((len(chosen), *self.files.form.shape), dtype=torch.uint8)
-        for image, index in zip(images.numpy(), chosen.tolist(), strict=True):
-            put(image, self._decoder.decode(*self._read(index)))
-        return Samples(images, self.targets.index_select(0, chosen))
+        read = partial(_read_leaf, indices=torch.as_tensor(indices))
+        return Samples(map_leaves(read, self.files), map_leaves(read, self.targets))
 
-    def _read(self, index: int) -> tuple[str, bytes]:
-        """Return the name and the content of a file."""
-        name = self.files.names[index]
-        content = self._decoder.read(name)
-        if self.files.sizes is not None and len(content) != self.files.sizes[index]:
-            raise DataError(
-                f"{self.files.form.root}/{name} has {len(content)} bytes, but load-data read "
-                f"{self.files.sizes[index]}. Run load-data again"
-            )
-        return name, content
+
+def _read_leaf(leaf: Any, indices: Tensor) -> Any:
+    """Return the rows of *leaf* at *indices*, decoded if they are in files."""
+    if not isinstance(leaf, ImageFiles):
+        return _gather(leaf, indices, None)
+    images = np.empty((len(indices), *leaf.form.shape), leaf.dtype)
+    decoder = ImageDecoder(leaf.form)
+    for image, index in zip(images, indices.tolist(), strict=True):
+        put(image, decoder.decode(*_read_file(leaf, decoder, index)))
+    return torch.from_numpy(images)
+
+
+def _read_file(files: ImageFiles, decoder: ImageDecoder, index: int) -> tuple[str, bytes]:
+    """Return the name and the content of a file."""
+    name = files.names[index]
+    content = decoder.read(name)
+    if files.sizes is not None and len(content) != files.sizes[index]:
+        raise DataError(
+            f"{files.form.root}/{name} has {len(content)} bytes, but load-data read {files.sizes[index]}. "
+            "Run load-data again"
+        )
+    return name, content

@@ -1,16 +1,20 @@
 """Images in files: an array of them, of which those that are requested are decoded."""
 
 import io
+import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from pydantic import Field
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
+from stages.contracts.outputs import IGNORED_TARGET
 from stages.contracts.plugins import load_extra
 from stages.records.limits import Limits
 
@@ -18,7 +22,7 @@ CHANNELS = {"rgb": 3, "gray": 1}
 _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
 _WIDE_MODES = ("I", "F")
 """Beginnings of Pillow's names of modes of 16 and 32 bits, whose conversion to 8 bits cuts values off."""
-_UINT8 = np.dtype(np.uint8)
+_MASK_MODES = ("1", "L", "P")
 _UINT8_MAX = 255
 _ORIENTATION = 0x0112
 """The tag of EXIF with the turns and reflections with which a viewer shows an image."""
@@ -29,16 +33,24 @@ class ImageFormat(Config):
 
     root: str
     """The folder to which the paths of the files are relative."""
-    mode: Literal["rgb", "gray"]
+    mode: Literal["rgb", "gray", "mask"]
+    """``mask``: the values or the palette indices of one channel, which are classes."""
     size: tuple[int, int]
     """Height and width."""
     resize: bool
     """True if other images are resized to that size; they are an error otherwise."""
+    ignored: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The value in masks that becomes -100, which losses and metrics ignore."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of an image: channels, height, width."""
-        return CHANNELS[self.mode], *self.size
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an image: channels, height, width; of a mask: height, width."""
+        return self.size if self.mode == "mask" else (CHANNELS[self.mode], *self.size)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of a decoded value: uint8, or int16 for masks with ignored values."""
+        return np.dtype(np.uint8 if self.ignored is None else np.int16)
 
 
 class UndecodableImageError(DataError):
@@ -74,8 +86,26 @@ class ImageDecoder:
         """
         form, path = self._form, Path(self._form.root, name)
         image = self._open(path, content)
+        if form.mode == "mask":
+            return self._decode_mask(path, image)
         if image.mode != _PILLOW_MODES[form.mode]:
             image = image.convert(_PILLOW_MODES[form.mode])
+        return np.asarray(self._resize(path, image, self._pillow.Resampling.BILINEAR))
+
+    def _decode_mask(self, path: Path, image: Any) -> np.ndarray:
+        if image.mode not in _MASK_MODES:
+            raise DataError(
+                f"{path} is no mask: its mode is {image.mode}, and a mask has one channel, whose values or "
+                "palette indices are classes. Convert it"
+            )
+        classes = np.asarray(self._resize(path, image, self._pillow.Resampling.NEAREST), self._form.dtype)
+        if self._form.ignored is None:
+            return classes
+        return np.where(classes == self._form.ignored, np.int16(IGNORED_TARGET), classes)
+
+    def _resize(self, path: Path, image: Any, resampling: Any) -> Any:
+        """Return *image* in the size of the form. Raises `DataError` if it has another one."""
+        form = self._form
         height, width = form.size
         if image.size != (width, height):
             if not form.resize:
@@ -83,8 +113,8 @@ class ImageDecoder:
                     f"{path} has {image.size[1]}×{image.size[0]} pixels, but an earlier image has "
                     f"{height}×{width}. Set load_data.source.size to [{height}, {width}], for example"
                 )
-            image = image.resize((width, height), self._pillow.Resampling.BILINEAR)
-        return np.asarray(image)
+            return image.resize((width, height), resampling)
+        return image
 
     def read_size(self, name: str) -> tuple[int, int]:
         """Return height and width of the image in the file *name*.
@@ -163,8 +193,47 @@ class FileNames(Sequence[str]):
         return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
 
 
+class FileArray(ABC):
+    """An array whose rows are read from files when they are requested, which checks their values itself."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array; the first axis is that of the samples."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return some rows."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """The number of bytes in a value."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes in all values."""
+        return math.prod(self.shape) * self.itemsize
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(FileArray):
     """Images in files as an array of the shape (N, channels, height, width), decoded when they are read."""
 
     form: ImageFormat
@@ -175,39 +244,24 @@ class ImageFiles:
     hashes: np.ndarray | None = None
     """The SHA-256 of each file, (N, 32), uint8; None before the files were read."""
 
-    dtype = _UINT8
-    ndim = 4
-
-    def __len__(self) -> int:
-        return len(self.names)
-
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return len(self), *self.form.shape
+        """The shape of the array: that of images, or of masks."""
+        return len(self.names), *self.form.shape
 
     @property
-    def nbytes(self) -> int:
-        """The number of bytes in all decoded images."""
-        channels, height, width = self.form.shape
-        return len(self) * channels * height * width
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes in a value: 1."""
-        return 1
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+        return self.form.dtype
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         chosen = np.arange(len(self))[rows]
-        images = np.empty((len(chosen), *self.form.shape), np.uint8)
+        images = np.empty((len(chosen), *self.form.shape), self.dtype)
         decoder = ImageDecoder(self.form)
         for image, row in zip(images, chosen, strict=True):
             name = self.names[row]
             put(image, decoder.decode(name, decoder.read(name)))
         return images
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
-        return self[:].astype(dtype or np.uint8, copy=False)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the names, sizes and hashes of the files as arrays. The files must have been read."""
@@ -232,7 +286,7 @@ class ImageFiles:
 
 
 def put(image: np.ndarray, decoded: np.ndarray) -> None:
-    """Copy a *decoded* image to *image*, (channels, height, width)."""
+    """Copy a *decoded* image to *image*, (channels, height, width), or a mask to one, (height, width)."""
     image[...] = decoded.transpose(2, 0, 1) if decoded.ndim == 3 else decoded
 
 

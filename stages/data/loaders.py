@@ -24,6 +24,7 @@ from stages.data.batchers import (
 )
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.host_loader import BucketOrder, HostLoader, Order
+from stages.data.trees import Ragged, map_leaves
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier, prefetch
 
 CPU = torch.device("cpu")
@@ -50,6 +51,7 @@ class DataLoaderBuilder:
         self._device = CPU
         self._transfer = Transfer()
         self._augmentations: list[Augmentation] = []
+        self._views = 1
         self._is_bucketed = False
 
     def batch_size(self, batch_size: int) -> Self:
@@ -75,14 +77,25 @@ class DataLoaderBuilder:
         return self
 
     def augment(self, augmentations: Sequence[Augmentation]) -> Self:
-        """Change the input of each sample before the batcher receives it. Default: no change.
+        """Change each sample before the batcher receives it. Default: no change.
 
-        Each of *augmentations* is a built-in kind for images, such as `RandomCrop`, or is called with the
-        input of one sample. Their random numbers depend on the seed of `shuffle`, the epoch and the index of
+        Each of *augmentations* is a built-in kind for images, such as `RandomCrop`, which moves masks and
+        boxes too, or is called with the input of one sample, or with the sample if it has a true attribute
+        ``whole_sample``. Their random numbers depend on the seed of `shuffle`, the epoch and the index of
         the sample. Batches of an augmented dataset are always made on the CPU. Raises `BuilderError` for
         an augmentation that cannot be called.
         """
         self._augmentations = [check_augmentation(augmentation) for augmentation in augmentations]
+        return self
+
+    def views(self, views: int) -> Self:
+        """Set the number of views of the inputs of a sample, each augmented by itself. Default: 1.
+
+        The inputs of a batch with more than one are `Views`, a tuple. Raises `ValueError` if it is below 1.
+        """
+        if views < 1:
+            raise ValueError(f"views must be at least 1; found {views}")
+        self._views = views
         return self
 
     def bucket(self) -> Self:
@@ -140,7 +153,10 @@ class DataLoaderBuilder:
             order = BucketOrder(
                 measure_lengths(dataset, self._batcher), self._batch_size, self._seed, self._limit
             )
-        augmenter = Augmenter(self._augmentations, self._seed or 0) if self._augmentations else None
+        augmenter = None
+        if self._augmentations or self._views > 1:
+            kinds = getattr(dataset, "kinds", None)
+            augmenter = Augmenter(self._augmentations, self._seed or 0, kinds=kinds, views=self._views)
         if augmenter is not None and type(dataset) is TensorDataset:
             augmenter.check(dataset)
         host = HostLoader(dataset, self._batcher, order, _limit_workers(self._workers), augmenter)
@@ -166,7 +182,7 @@ class DeviceLoader:
         self._host = host
         self._finish: Callable[[Batch], Batch] | None = None
         if type(host.batcher) is NormalizeBatcher:
-            self._host, self._finish = host.replace(batcher=GatherBatcher()), host.batcher.finish
+            self._host, self._finish = host.replace(batcher=GatherBatcher(host.batcher)), host.batcher.finish
         self._device = device
         self._transfer = transfer
         self._ahead = transfer.prefetch if device.type in STREAM_DEVICES else 0
@@ -215,7 +231,8 @@ class DeviceLoader:
         split, finish = self._load_split(), self._finish
         if split is None or finish is None:
             return None
-        return lambda indices: finish(NormalizeBatcher.gather(split.__getitems__(indices)))
+        gather = self._host.batcher.batch
+        return lambda indices: finish(gather(split.__getitems__(indices)))
 
     def _load_split(self) -> TensorDataset | None:
         """Return a copy of the dataset on the device; None if batches are copied from the host."""
@@ -223,22 +240,29 @@ class DeviceLoader:
         if not resident:
             return None
         is_augmented = self._host.augmenter is not None
-        if type(dataset) is not TensorDataset or self._finish is None or is_augmented:
+        is_ragged = type(dataset) is TensorDataset and any(
+            isinstance(leaf, Ragged) for leaf in dataset.leaves
+        )
+        if type(dataset) is not TensorDataset or self._finish is None or is_augmented or is_ragged:
             if resident is True:
                 log.warning(
-                    "resident is true, but only a TensorDataset with a NormalizeBatcher and without "
-                    "augmentation can be resident on %s: batches are copied from the CPU",
+                    "resident is true, but only a TensorDataset of tensors with a NormalizeBatcher and "
+                    "without augmentation can be resident on %s: batches are copied from the CPU",
                     self._device,
                 )
             return None
         if resident == "auto" and not fits(dataset, free_memory(self._device)):
             return None
-        return TensorDataset(dataset.inputs.to(self._device), dataset.targets.to(self._device))
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.to(self._device), tree) for tree in (dataset.inputs, dataset.targets)
+        )
+        return TensorDataset(inputs, targets)
 
 
 def fits(dataset: TensorDataset, free: int) -> bool:
     """Return whether *dataset* takes less than `RESIDENT_SHARE` of *free* bytes."""
-    return dataset.inputs.nbytes + dataset.targets.nbytes < RESIDENT_SHARE * free
+    size: int = sum(leaf.nbytes for leaf in dataset.leaves)
+    return size < RESIDENT_SHARE * free
 
 
 def free_memory(device: torch.device) -> int:
@@ -298,7 +322,8 @@ class DataLoader:
     def has_ignored_targets(self) -> bool:
         """False if the targets are known before they are loaded, and none of them is -100."""
         dataset = self.dataset
-        if type(dataset) is not TensorDataset or type(self.batcher) not in (NormalizeBatcher, GatherBatcher):
+        is_read = type(self.batcher) in (NormalizeBatcher, GatherBatcher)
+        if type(dataset) is not TensorDataset or not dataset.is_plain or not is_read:
             return True
         return not bool(is_counted(dataset.targets).all())
 
@@ -325,7 +350,7 @@ class DataLoader:
         """
         host = self._host
         if type(host.batcher) is NormalizeBatcher:
-            host = host.replace(batcher=GatherBatcher())
+            host = host.replace(batcher=GatherBatcher(host.batcher))
         return host.read(epoch, indices)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,8 +1,10 @@
 """Raw arrays: in memory or in mapped files, and the checks of their shapes, types and values."""
 
+import hashlib
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,17 @@ import numpy as np
 
 from stages.contracts.errors import DataError
 from stages.contracts.outputs import IGNORED_TARGET
-from stages.data.image_files import ImageFiles
-from stages.data.sources.tables import TableRows
+from stages.data.image_files import FileArray, ImageFiles
 from stages.data.splits import Arrays
+from stages.data.trees import LeafKind, Ragged, flatten
 
 SPAN_BYTES = 1 << 25
 """The part of a file from which rows are gathered before its pages are released."""
 
 
 MAX_CLASSES = 10_000_000
+MASK_TYPES = ("uint8", "int8", "int16", "int32")
+"""The types in which masks are stored as they are; a batch has them as int64."""
 BLOCK_BYTES = 1 << 22
 """Memory of one block of rows in a pass over an array."""
 
@@ -64,27 +68,138 @@ def _find_mapping(array: Any) -> mmap.mmap | None:
     return array if isinstance(array, mmap.mmap) else None
 
 
-def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Check *arrays*, and return inputs and targets that can be stored without loss.
+@dataclass(frozen=True)
+class LazyRows(FileArray):
+    """A leaf of the samples of a dataset as an array (N, …), of which those that are requested are read."""
+
+    read: Callable[[int], Mapping[str, np.ndarray]]
+    """Returns the leaves of a sample by their names."""
+    name: str
+    count: int
+    forms: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """The shape and the type of each leaf of a sample."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.count, *self.forms[self.name][0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+        return self.forms[self.name][1]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        chosen = np.arange(self.count)[rows]
+        values = np.empty((len(chosen), *self.shape[1:]), self.dtype)
+        for place, row in enumerate(chosen.tolist()):
+            values[place] = self.read(row)[self.name]
+        return values
+
+    def hash_sample(self, row: int) -> np.ndarray:
+        """Return the SHA-256 of all leaves of a sample, (32,), uint8."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.read(row).items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return np.frombuffer(digest.digest(), np.uint8)
+
+
+@dataclass(frozen=True)
+class CheckedLeaf:
+    """An array of a source that can be stored without loss."""
+
+    array: Any
+    """An array (N, …), or what reads one from files; `Ragged`."""
+    kind: LeafKind
+    name: str
+    """The array in error messages."""
+
+    @property
+    def stored_type(self) -> np.dtype[Any]:
+        """The type in which the array is stored as a target: float32, int64, or the type of a mask."""
+        dtype = self.array.dtype
+        if self.kind != "mask":
+            return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
+        if dtype.kind == "b":
+            return np.dtype(np.uint8)
+        return dtype.newbyteorder("=") if str(dtype) in MASK_TYPES else np.dtype(np.int64)
+
+
+def check(arrays: Arrays, where: str) -> dict[str, CheckedLeaf]:
+    """Check *arrays*, and return each leaf of inputs and targets by its name.
 
     *where* names the arrays in errors if they have no names of their own. Raises `DataError` if an array
     is not numeric, has a wrong shape, is empty, or has a value that cannot be stored.
     """
-    names = arrays.names or (f"{where}: inputs", f"{where}: targets")
-    inputs, targets = (
-        _array(value, name) for value, name in zip((arrays.inputs, arrays.targets), names, strict=True)
-    )
-    if len(inputs) != len(targets):
+    leaves = flatten(arrays.inputs, "inputs") | flatten(arrays.targets, "targets")
+    titles = dict(zip(("inputs", "targets"), arrays.names or (), strict=False))
+    names = {name: _describe_leaf(name, titles, where) for name in leaves}
+    converted = {name: _array(leaf, names[name]) for name, leaf in leaves.items()}
+    first = next(iter(converted))
+    for name, array in converted.items():
+        if len(array) != len(converted[first]):
+            raise DataError(
+                f"{names[first]} and {names[name]} must have the same number of samples; "
+                f"found {len(converted[first])} and {len(array)}. Remove the samples without a partner"
+            )
+    if unknown := sorted(set(arrays.kinds) - set(leaves)):
+        raise DataError(f"{where}: kinds has {unknown[0]!r}, but the leaves are {', '.join(leaves)}")
+    inputs = [array for name, array in converted.items() if _is_input(name)]
+    checked = {}
+    for name, array in converted.items():
+        kind = arrays.kinds.get(name) or _infer_kind(array, inputs, is_input=_is_input(name))
+        checked[name] = CheckedLeaf(array, kind, names[name])
+        _check_leaf(checked[name], None if _is_input(name) else inputs)
+    return checked
+
+
+def _describe_leaf(name: str, titles: Mapping[str, str], where: str) -> str:
+    part, dot, rest = name.partition(".")
+    return f"{titles[part]}{dot}{rest}" if part in titles else f"{where}: {name}"
+
+
+def _is_input(name: str) -> bool:
+    return name.partition(".")[0] == "inputs"
+
+
+def _infer_kind(array: Any, inputs: Sequence[Any], *, is_input: bool) -> LeafKind:
+    """Return the kind of a leaf that the source does not name."""
+    if is_input:
+        return "image" if array.ndim == 4 else "number"
+    if array.dtype.kind == "f":
+        is_boxes = isinstance(array, Ragged) and array.values.shape[1:] == (4,)
+        return "boxes" if is_boxes else "number"
+    return "mask" if array.ndim == 3 and _has_pixels_of(array, inputs) else "classes"
+
+
+def _has_pixels_of(array: Any, inputs: Sequence[Any]) -> bool:
+    """Return whether *array*, (N, H, W), has the height and width of an image in *inputs*."""
+    return any(leaf.ndim == 4 and leaf.shape[2:] == array.shape[1:] for leaf in inputs)
+
+
+def _check_leaf(leaf: CheckedLeaf, inputs: Sequence[Any] | None) -> None:
+    """Check the values of a leaf; *inputs* are those beside it if it is a target."""
+    array: Any = leaf.array.values if isinstance(leaf.array, Ragged) else leaf.array
+    is_unchecked = isinstance(array, LazyRows) or not isinstance(array, FileArray)
+    if len(array) and is_unchecked:
+        _check_values(array, leaf.name)
+    if leaf.kind == "boxes" and (array.shape[1:] != (4,) or array.dtype.kind != "f"):
         raise DataError(
-            f"{names[0]} and {names[1]} must have the same number of samples; "
-            f"found {len(inputs)} and {len(targets)}. Remove the samples without a partner"
+            f"{leaf.name}: boxes must be floats (n, 4), left, top, right and bottom in pixels; found "
+            f"{array.dtype} of shape (n, {', '.join(map(str, array.shape[1:]))}). Convert them"
         )
-    for array, name in zip((inputs, targets), names, strict=True):
-        if not isinstance(array, ImageFiles | TableRows):
-            _check_values(array, name)
-    if targets.dtype.kind != "f":
-        _check_classes(targets, inputs, names[1])
-    return inputs, targets
+    if inputs is None or array.dtype.kind == "f" or isinstance(array, ImageFiles):
+        return
+    if leaf.kind == "mask":
+        if not _has_pixels_of(array, inputs):
+            raise DataError(
+                f"{leaf.name}: masks must have the height and width of the images; found {array.shape} for "
+                f"{', '.join(str(leaf.shape) for leaf in inputs)}. Resize them"
+            )
+    elif not isinstance(leaf.array, Ragged):
+        _check_shape(array, inputs, leaf.name)
+    if len(array):
+        _check_classes(array, leaf.name)
 
 
 def check_type(dtype: np.dtype[Any], name: str) -> None:
@@ -101,11 +216,6 @@ def input_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
 
 
-def target_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which targets of *dtype* are stored: float32 for floats, int64 for classes."""
-    return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
-
-
 def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
     """Yield slices that divide *rows* into blocks of about `BLOCK_BYTES`."""
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
@@ -113,9 +223,12 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def _array(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, ImageFiles | TableRows):
-        return value  # type: ignore[return-value]  # arrays of numbers in files, which they check
+def _array(value: Any, name: str) -> Any:
+    if isinstance(value, FileArray):
+        return value  # arrays of numbers in files, which they check
+    if isinstance(value, Ragged):
+        check_type(value.dtype, name)
+        return replace(value, values=np.asarray(value.values))
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(f"{name} must not be a masked array; found one. Fill it or remove the masked samples")
     try:
@@ -151,13 +264,17 @@ def _check_values(array: np.ndarray, name: str) -> None:
             raise DataError(f"{name} must fit into int64; found {value}. Scale the values or renumber them")
 
 
-def _check_classes(targets: np.ndarray, inputs: np.ndarray, name: str) -> None:
-    if targets.ndim > 1 and (targets[0].size == 1 or targets.shape != inputs.shape[: targets.ndim]):
+def _check_shape(targets: np.ndarray, inputs: Sequence[Any], name: str) -> None:
+    is_of_elements = any(targets.shape == leaf.shape[: targets.ndim] for leaf in inputs)
+    if targets.ndim > 1 and (targets[0].size == 1 or not is_of_elements):
         raise DataError(
             f"{name}: class targets must have shape (N,), or the shape of the inputs for a class at each "
-            f"element; found shape {targets.shape} for inputs {inputs.shape}. Save one integer per sample, "
-            "or floats for regression"
+            f"element; found shape {targets.shape} for inputs {inputs[0].shape}. Save one integer per "
+            "sample, or floats for regression"
         )
+
+
+def _check_classes(targets: np.ndarray, name: str) -> None:
     ignored = IGNORED_TARGET if targets.ndim > 1 else 0
     if value := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
         raise DataError(

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from stages.contracts.errors import DataError
 from stages.data.loaders import DataLoader
+from stages.data.trees import Tree, count_rows, flatten, list_leaves, take
 
 TILE_PIXELS = 64
 """Smaller images are enlarged to about this height and width."""
 GAP_PIXELS = 2
 GRAY = 128
+WHITE = 255
 RGB_CHANNELS = 3
 MAX_SHOWN_VALUES = 6
 
@@ -26,25 +28,40 @@ class SampleSheet:
     """The first samples of a split in several epochs."""
 
     epochs: Sequence[int]
-    inputs: Sequence[Tensor]
+    inputs: Sequence[Tree]
     """The inputs of all samples in each epoch, (N, …), not normalized."""
     targets: Sequence[Any]
     """The target of each sample."""
+    targets_by_epoch: Sequence[Tree] = ()
+    """The targets of all samples in each epoch, whose masks and boxes may move."""
 
     @property
     def has_images(self) -> bool:
-        """True if the inputs are images (C, H, W)."""
-        return all(images.ndim == 4 for images in self.inputs)
+        """True if some inputs are images (C, H, W)."""
+        return all(any(leaf.ndim == 4 for leaf in list_leaves(inputs)) for inputs in self.inputs)
 
     def to_png(self) -> bytes:
         """Return the images as one image, with a row for each sample and a column for each epoch.
 
-        Three or more channels are red, green and blue; otherwise the first one is gray. The smallest value of
-        the sheet is black and the largest is white.
+        Masks are beside their images, and boxes are drawn on them. Three or more channels are red, green and
+        blue; otherwise the first one is gray. The smallest value of the sheet is black and the largest is
+        white.
         """
-        low = min(float(images.min()) for images in self.inputs)
-        high = max(float(images.max()) for images in self.inputs)
-        columns = [_to_column(images, low, (high - low) or 1.0) for images in self.inputs]
+        pairs = list(zip(self.inputs, self.targets_by_epoch or [None] * len(self.inputs), strict=True))
+        pictures = [_list_pictures(inputs, targets) for inputs, targets in pairs]
+        limits = [
+            (min(float(images.min()) for images in epochs), max(float(images.max()) for images in epochs))
+            for epochs in zip(*pictures, strict=True)
+        ]
+        columns = [
+            _to_column(images, low, (high - low) or 1.0, _find_boxes(targets))
+            for epoch, (_, targets) in zip(pictures, pairs, strict=True)
+            for images, (low, high) in zip(epoch, limits, strict=True)
+        ]
+        channels = max(column.shape[2] for column in columns)
+        columns = [column.repeat(channels // column.shape[2], axis=2) for column in columns]
+        if channels == 1:
+            columns = [column[:, :, 0] for column in columns]
         height = max(len(column) for column in columns)
         pixels = np.full((height, sum(column.shape[1] for column in columns), *columns[0].shape[2:]), GRAY)
         offset = 0
@@ -58,7 +75,8 @@ class SampleSheet:
         lines = ["sample  epoch  target  input"]
         for sample, target in enumerate(self.targets):
             for epoch, inputs in zip(self.epochs, self.inputs, strict=True):
-                lines.append(f"{sample:6}  {epoch:5}  {_format(target):>6}  {_format(inputs[sample])}")
+                value = _format(take(inputs, sample))
+                lines.append(f"{sample:6}  {epoch:5}  {_format(target):>6}  {value}")
         return "\n".join(lines) + "\n"
 
 
@@ -69,7 +87,10 @@ def read_samples(loader: DataLoader, epochs: Sequence[int], count: int) -> Sampl
     """
     indices = range(min(count, len(loader.dataset)))
     batches = [_unpack(loader.read_samples(epoch, indices)) for epoch in epochs]
-    return SampleSheet(epochs, [inputs for inputs, _ in batches], batches[0][1])
+    inputs, targets = ([part[place] for part in batches] for place in (0, 1))
+    count = count_rows(inputs[0])
+    of_samples = [""] * count if targets[0] is None else [take(targets[0], row) for row in range(count)]
+    return SampleSheet(epochs, inputs, of_samples, targets)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -88,36 +109,59 @@ def _encode_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
 
 
-def _unpack(batch: Any) -> tuple[Tensor, Sequence[Any]]:
-    """Return the inputs of *batch*, and the targets or an empty text for each sample."""
+def _unpack(batch: Any) -> tuple[Tree, Tree]:
+    """Return the inputs and the targets of *batch*; None without targets."""
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(parts, Tensor):
         parts = [parts]
-    if not isinstance(parts, Sequence) or not parts or not isinstance(parts[0], Tensor):
+    is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str)
+    if not is_sequence or not parts or not all(isinstance(leaf, Tensor) for leaf in list_leaves(parts[0])):
         raise DataError(
             f"samples can be shown if a batch begins with a tensor of inputs; found the type "
             f"{type(batch).__name__}. Return (inputs, targets) from fit.batcher"
         )
-    inputs = parts[0]
-    targets = parts[1] if len(parts) > 1 and isinstance(parts[1], Tensor) else [""] * len(inputs)
-    return inputs, list(targets)
+    targets = parts[1] if len(parts) > 1 else None
+    is_shown = isinstance(targets, Tensor | Mapping | tuple)
+    return parts[0], targets if is_shown else None
 
 
-def _to_column(images: Tensor, low: float, size: float) -> np.ndarray:
-    """Return *images* (N, C, H, W) below each other, (height, width) or (height, width, 3), with gaps."""
+def _list_pictures(inputs: Tree, targets: Tree) -> list[Tensor]:
+    """Return the images of *inputs*, and the masks of *targets* with one channel, (N, C, H, W)."""
+    images = [leaf for leaf in list_leaves(inputs) if leaf.ndim == 4]
+    sizes = {image.shape[2:] for image in images}
+    arrays = [leaf for leaf in list_leaves(targets) if isinstance(leaf, Tensor)]
+    masks = [leaf[:, None] for leaf in arrays if leaf.ndim == 3 and leaf.shape[1:] in sizes]
+    return images + masks
+
+
+def _find_boxes(targets: Tree) -> Sequence[Tensor]:
+    """Return the boxes of each sample, (n, 4); none without boxes."""
+    lists = [leaf for leaf in list_leaves(targets) if isinstance(leaf, list)]
+    boxes = [leaf for leaf in lists if leaf[0].ndim == 2 and leaf[0].shape[1] == 4]
+    return boxes[0] if boxes else []
+
+
+def _to_column(images: Tensor, low: float, size: float, boxes: Sequence[Tensor]) -> np.ndarray:
+    """Return *images* (N, C, H, W) with *boxes* below each other, (height, width, 1 or 3), with gaps."""
     channels = RGB_CHANNELS if images.shape[1] >= RGB_CHANNELS else 1
     scaled = (images[:, :channels].double() - low) * (255 / size)
     values = scaled.round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     factor = max(1, TILE_PIXELS // max(values.shape[1:3]))
     values = values.repeat(factor, axis=1).repeat(factor, axis=2)
+    for tile, rows in zip(values, boxes, strict=False):
+        for left, top, right, bottom in (rows * factor).long().tolist():
+            tile[[top, bottom - 1], left:right] = WHITE
+            tile[top:bottom, [left, right - 1]] = WHITE
     gaps = ((0, 0), (0, GAP_PIXELS), (0, GAP_PIXELS), (0, 0))
     padded = np.pad(values, gaps, constant_values=GRAY)
-    column = padded.reshape(-1, *padded.shape[2:])
-    return column if channels == RGB_CHANNELS else column[:, :, 0]
+    return padded.reshape(-1, *padded.shape[2:])
 
 
 def _format(value: Any) -> str:
     """Return the first values of a tensor as text, with its shape if there are more."""
+    if isinstance(value, Mapping | tuple):
+        leaves = flatten(value, "leaf").items()
+        return ", ".join(f"{name.partition('.')[2]}: {_format(leaf)}" for name, leaf in leaves)
     if not isinstance(value, Tensor):
         return str(value)
     shown = [f"{number:.4g}" for number in value.reshape(-1)[:MAX_SHOWN_VALUES].tolist()]

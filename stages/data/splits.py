@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.data.trees import LeafKind, Tree, count_rows, list_leaves, take
 
 SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
@@ -15,12 +16,16 @@ CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class Arrays:
-    """Inputs and their targets, which have the same length; a data source returns them."""
+    """Inputs and their targets, which have the same length; a data source returns them.
 
-    inputs: np.ndarray
+    Each is an array, or a tuple or dict of arrays, nested to any depth.
+    """
+
+    inputs: Tree
     """(N, …), of any numeric type."""
-    targets: np.ndarray
-    """(N,) integers for classes, (N, T) for a class at each element, (N,) or (N, …) floats for regression."""
+    targets: Tree = None
+    """(N,) integers for classes, (N, T) for a class at each element, (N, H, W) for masks of images, (N,) or
+    (N, …) floats for regression, `Ragged` for boxes and their classes; None without targets."""
     names: tuple[str, str] | None = None
     """Names of the two arrays in error messages, for example "data.npz: inputs"."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -34,9 +39,12 @@ class Arrays:
     """(N,) labels of any type, for example of persons; samples with the same label stay in one split."""
     splits: np.ndarray | None = None
     """(N,) the name of each sample's split: train, valid or test. Those that do not occur are drawn."""
+    kinds: Mapping[str, LeafKind] = field(default_factory=dict)
+    """The kind of each leaf by its name, such as ``{"inputs.words": "tokens"}``; the kinds of the others
+    follow from their shapes and types."""
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return count_rows(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -86,13 +94,24 @@ def split(
     split. Raises `DataError` if a part would be empty or, without groups, would miss a class.
     """
     fractions = {"test": test_fraction, "valid": valid_fraction}
-    parts = divide_samples(arrays, arrays.targets, fractions, seed, stratify=stratify)
-    return Splits(
-        **{
-            name: Arrays(arrays.inputs[rows], arrays.targets[rows], arrays.names)
-            for name, rows in parts.items()
-        }
+    parts = divide_samples(
+        arrays, find_strata(arrays.targets, len(arrays)), fractions, seed, stratify=stratify
     )
+    return Splits(**{name: _select(arrays, rows) for name, rows in parts.items()})
+
+
+def find_strata(targets: Tree, count: int) -> np.ndarray:
+    """Return the targets whose proportions each split has, (N,): the first leaf of classes, if there is any.
+
+    *count* is N.
+    """
+    arrays = [leaf for leaf in list_leaves(targets) if isinstance(leaf, np.ndarray)]
+    classes = [array for array in arrays if array.ndim == 1 and array.dtype.kind in "bui"]
+    return next(iter(classes or arrays), np.zeros(count, np.float32))
+
+
+def _select(arrays: Arrays, rows: np.ndarray) -> Arrays:
+    return Arrays(take(arrays.inputs, rows), take(arrays.targets, rows), arrays.names, kinds=arrays.kinds)
 
 
 def divide_samples(

@@ -8,18 +8,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import Field, ValidationError
 
-from stages.contracts.config import Config
+from stages.contracts.config import Config, Use
 from stages.contracts.errors import DataError
 from stages.contracts.text import to_json
 from stages.data.config import NormalizationConfig
 from stages.data.image_files import ImageFiles, ImageFormat
+from stages.data.raw_arrays import LazyRows
 from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
+from stages.data.trees import ENDS, LeafKind, Ragged, merge
 from stages.records.safetensors_format import pack_header
 from stages.system.files import open_atomic, write_text
 
@@ -57,27 +59,48 @@ def is_none(value: object) -> bool:
     return value is None
 
 
-class DatasetInfo(Config):
-    """The content of ``dataset.json``."""
+Shapes: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]]
+"""A shape, or the shapes of several leaves by their short names; -1 is the number of ragged rows."""
 
-    task: Literal["classification", "regression"]
-    input_shape: tuple[int, ...]
+
+class LeafInfo(Config):
+    """A leaf of a sample."""
+
+    kind: LeafKind
+    shape: tuple[int, ...]
+    """Its shape in one sample; -1 is the number of ragged rows."""
+    dtype: str
+    """The stored type."""
+
+
+class DatasetInfo(Config):
+    """The content of ``dataset.json``.
+
+    If inputs or targets are a tuple or a dict, a field has the values of their leaves by their short names.
+    """
+
+    task: Literal["classification", "regression", "unsupervised", "structured"]
+    """``unsupervised`` without targets, ``structured`` if targets are a tuple, a dict or ragged."""
+    input_shape: Shapes
     """The shape of one sample."""
-    input_dtype: str
-    target_shape: tuple[int, ...]
-    """The shape of one target; empty for a single number or class."""
-    num_classes: int | None
+    input_dtype: str | dict[str, str]
+    target_shape: Shapes | None
+    """The shape of one target; empty for a single number or class; None without targets."""
+    num_classes: int | dict[str, int | None] | None
     """None for regression."""
     counts: dict[str, int]
     """The number of samples in each split: train, and those of valid and test that exist."""
-    class_counts: dict[str, list[int]] | None
+    class_counts: dict[str, list[int]] | dict[str, dict[str, list[int] | None]] | None
     """The number of samples of each class in each split, or of elements if each has a class; None for
     regression."""
-    normalization: Normalization
+    normalization: Normalization | dict[str, Normalization | None] | None
+    """None for tokens."""
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""
-    class_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
-    """The names of the classes, if the source has names."""
+    class_names: tuple[str, ...] | dict[str, tuple[str, ...] | None] | None = Field(
+        default=None, exclude_if=is_none
+    )
+    """The names of the classes, if the source has names; by their names for several targets."""
     feature_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
     """The names of the features of a table, in their order in a sample."""
     categories: dict[str, tuple[str | None, ...]] | None = Field(default=None, exclude_if=is_none)
@@ -92,18 +115,39 @@ class DatasetInfo(Config):
     """The number of ids of tokens, with 0 for padding."""
     truncated: int | None = Field(default=None, exclude_if=is_none)
     """The number of texts that were cut."""
-    index: ImageFormat | None = Field(default=None, exclude_if=is_none)
-    """The form of images in files, of which the split files have an index; None for tensors."""
+    index: ImageFormat | dict[str, ImageFormat] | None = Field(default=None, exclude_if=is_none)
+    """The form of images in files, of which the split files have an index, or the forms of several leaves by
+    their names; None for tensors."""
+    factory: Use | None = Field(default=None, exclude_if=is_none)
+    """The factory of datasets whose samples are read when they are needed; None for others."""
+    leaves: dict[str, LeafInfo] | None = Field(default=None, exclude_if=is_none)
+    """The leaves of a sample by their names; None for two arrays without masks."""
 
     @property
-    def num_outputs(self) -> int:
-        """The number of values that a model predicts for one sample."""
-        if self.num_classes is not None:
-            return self.num_classes
-        size = 1
-        for length in self.target_shape:
-            size *= length
-        return size
+    def num_outputs(self) -> int | dict[str, int]:
+        """The number of values that a model predicts for one sample; of its inputs without targets."""
+        shapes = self.input_shape if self.target_shape is None else self.target_shape
+        if not isinstance(shapes, dict):
+            return self.num_classes if isinstance(self.num_classes, int) else math.prod(shapes)
+        classes = self.num_classes if isinstance(self.num_classes, dict) else {}
+        return {name: classes.get(name) or abs(math.prod(shape)) for name, shape in shapes.items()}
+
+    @property
+    def kinds(self) -> dict[str, LeafKind] | None:
+        """The kinds of the leaves by their names; None for two arrays."""
+        if self.leaves is None:
+            return None
+        return {name: leaf.kind for name, leaf in self.leaves.items()}
+
+    @property
+    def formats(self) -> dict[str, ImageFormat]:
+        """The forms of the leaves in files by their names."""
+        return {"inputs": self.index} if isinstance(self.index, ImageFormat) else self.index or {}
+
+    @property
+    def scaling(self) -> Normalization | dict[str, Normalization | None] | None:
+        """The normalization that applies: none to ids of tokens."""
+        return None if self.vocabulary_size is not None and self.leaves is None else self.normalization
 
 
 def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Columns]) -> None:
@@ -136,13 +180,31 @@ def read_info(path: Path) -> DatasetInfo:
 
 
 def _select_columns(split: Columns) -> dict[str, Column]:
-    """Return the tensors of a split file by name: an index if the inputs are in files."""
-    files: Any = split.inputs.array
-    if not isinstance(files, ImageFiles):
-        return {"inputs": split.inputs, "targets": split.targets}
-    chosen = files if split.inputs.rows is None else files.select(split.inputs.rows)
-    arrays = {name: Column(array, array.dtype) for name, array in chosen.to_arrays().items()}
-    return arrays | {"targets": split.targets}
+    """Return the tensors of a split file by name: those of an index for a leaf in files."""
+    tensors: dict[str, Column] = {}
+    first = next(iter(split.leaves.values()))
+    if isinstance(first.array, LazyRows):
+        rows = np.arange(len(first)) if first.rows is None else first.rows.astype(np.int64)
+        arrays = {"rows": rows, "hashes": np.stack([first.array.hash_sample(row) for row in rows.tolist()])}
+        return {key: Column(array, array.dtype) for key, array in arrays.items()}
+    for name, column in split.leaves.items():
+        if isinstance(column.array, ImageFiles):
+            chosen = column.array if column.rows is None else column.array.select(column.rows)
+            prefix = prefix_of(name)
+            arrays = {f"{prefix}{key}": array for key, array in chosen.to_arrays().items()}
+        elif isinstance(column.array, Ragged):
+            ragged = column.to_ragged()
+            arrays = {name: ragged.values, f"{name}{ENDS}": ragged.ends}
+        else:
+            tensors[name] = column
+            continue
+        tensors |= {key: Column(array, array.dtype) for key, array in arrays.items()}
+    return tensors
+
+
+def prefix_of(name: str) -> str:
+    """Return the beginning of the names of the arrays in a split file that list the files of a leaf."""
+    return "" if name == "inputs" else f"{name}:"
 
 
 def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
@@ -175,38 +237,90 @@ def describe(
     *normalization* is computed over the train split; default: one mean and standard deviation of all values.
     Raises `DataError` if the splits do not match or the train split has fewer than two classes.
     """
-    train = splits["train"]
-    for name, split in splits.items():
-        _check_match(name, train.inputs, split.inputs, "inputs")
-        _check_match(name, train.targets, split.targets, "targets")
-    is_regression = train.targets.dtype.kind == "f"
-    counts = (
-        None if is_regression else _class_counts({name: column.targets for name, column in splits.items()})
+    leaves = {name: split.leaves for name, split in splits.items()}
+    train = leaves["train"]
+    for name, columns in leaves.items():
+        _check_match(name, train, columns)
+    inputs, targets = (
+        {name: column for name, column in train.items() if name.startswith(part)}
+        for part in ("inputs", "targets")
     )
+    counts = {name: _count_leaf(name, leaves) for name in targets}
+    per_split = {
+        split: merge({name: split_counts and split_counts[split] for name, split_counts in counts.items()})
+        for split in leaves
+    }
+    scales = {name: _normalize_leaf(column, normalization, len(inputs)) for name, column in inputs.items()}
     return DatasetInfo(
-        task="regression" if counts is None else "classification",
-        input_shape=train.inputs.shape[1:],
-        input_dtype=str(train.inputs.dtype),
-        target_shape=train.targets.shape[1:],
-        num_classes=None if counts is None else len(counts["train"]),
+        task=_name_task(counts, targets),
+        input_shape=merge({name: column.shape[1:] for name, column in inputs.items()}),
+        input_dtype=merge({name: str(column.dtype) for name, column in inputs.items()}),
+        target_shape=merge({name: column.shape[1:] for name, column in targets.items()}),
+        num_classes=merge({name: numbers and len(numbers["train"]) for name, numbers in counts.items()}),
         counts={name: len(split) for name, split in splits.items()},
-        class_counts=counts,
-        normalization=compute_normalization(train.inputs, normalization),
+        class_counts=per_split if any(counts.values()) else None,
+        normalization=merge(scales),
+        leaves=None if _is_plain(train) else {name: _describe_leaf(column) for name, column in train.items()},
     )
 
 
-def _check_match(split: str, train: Column, other: Column, name: str) -> None:
-    if train.shape[1:] != other.shape[1:] or train.dtype != other.dtype:
+def _is_plain(leaves: Mapping[str, Column]) -> bool:
+    """Return whether the kinds follow from the shapes of two arrays."""
+    if list(leaves) != ["inputs", "targets"] or leaves["targets"].kind not in ("classes", "number"):
+        return False
+    inputs = leaves["inputs"]
+    is_inferred = inputs.kind == ("image" if len(inputs.shape) == 4 else "number")
+    return is_inferred and not isinstance(leaves["targets"].array, Ragged | LazyRows)
+
+
+def _describe_leaf(column: Column) -> LeafInfo:
+    return LeafInfo(kind=column.kind, shape=column.shape[1:], dtype=str(column.dtype))
+
+
+def _name_task(counts: Mapping[str, Any], targets: Mapping[str, Column]) -> Any:
+    if not targets:
+        return "unsupervised"
+    if list(targets) != ["targets"] or isinstance(targets["targets"].array, Ragged):
+        return "structured"
+    return "regression" if counts["targets"] is None else "classification"
+
+
+def _normalize_leaf(column: Column, config: NormalizationConfig, leaves: int) -> Normalization | None:
+    """Return the normalization of one of several *leaves*; None for tokens and ragged rows."""
+    if column.kind == "tokens" or isinstance(column.array, Ragged):
+        return None
+    is_number = leaves > 1 and len(column.shape) == 1
+    return compute_normalization(
+        column, config.model_copy(update={"per": "dataset"}) if is_number else config
+    )
+
+
+def _count_leaf(name: str, splits: Mapping[str, Mapping[str, Column]]) -> dict[str, list[int]] | None:
+    """Return the number of elements of each class in each split; None for a leaf of numbers."""
+    columns = {split: leaves[name] for split, leaves in splits.items()}
+    return None if columns["train"].dtype.kind == "f" else _class_counts(columns)
+
+
+def _check_match(split: str, train: Mapping[str, Column], other: Mapping[str, Column]) -> None:
+    """Raise `DataError` if the leaves of *split* are not those of the train split."""
+    if list(train) != list(other):
         raise DataError(
-            f"{name} of both splits must have the same type and shape per sample; found {train.dtype} of "
-            f"shape {train.shape[1:]} in train and {other.dtype} of shape {other.shape[1:]} in {split}. "
-            "Convert one of them"
+            f"the samples of all splits must have the same leaves; found {', '.join(train)} in train and "
+            f"{', '.join(other)} in {split}. Convert one of them"
         )
+    for name, column in train.items():
+        if column.shape[1:] != other[name].shape[1:] or column.dtype != other[name].dtype:
+            raise DataError(
+                f"{name} of both splits must have the same type and shape per sample; found {column.dtype} "
+                f"of shape {column.shape[1:]} in train and {other[name].dtype} of shape "
+                f"{other[name].shape[1:]} in {split}. Convert one of them"
+            )
 
 
 def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
     """Return the number of samples of each class in each split, or of elements if each has a class."""
-    largest = max(int(block.max()) for column in splits.values() for block in column.blocks())
+    blocks = (block for column in splits.values() for block in column.blocks())
+    largest = max((int(block.max()) for block in blocks if block.size), default=-1)
     classes = max(0, 1 + largest)  # 0 if all are ignored
     counts = {
         name: sum(
@@ -216,7 +330,7 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
         for name, column in splits.items()
     }
     present = np.flatnonzero(counts["train"])
-    if len(present) < 2:
+    if len(present) < 2 and not isinstance(splits["train"].array, Ragged):  # boxes may have one class
         labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
         raise DataError(
             f"the train split must have at least two classes; found {labels}. Add samples of other classes, "

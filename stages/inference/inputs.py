@@ -82,9 +82,10 @@ def _read_arrays(path: Path, rows: int) -> Iterator[InputBlock]:
 
 
 def _read_images(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows: int) -> Iterator[InputBlock]:
-    if len(info.input_shape) != 3 or info.input_shape[0] not in (1, 3):
-        raise DataError(f"{path}: the model takes samples of the shape {info.input_shape}, not images")
-    channels, height, width = info.input_shape
+    shape = info.input_shape
+    if isinstance(shape, dict) or len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"{path}: the model takes samples of the shape {shape}, not images")
+    channels, height, width = shape
     form = ImageFormat(
         root=str(path if path.is_dir() else path.parent),
         mode="gray" if channels == 1 else "rgb",

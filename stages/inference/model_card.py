@@ -25,8 +25,13 @@ A {name} of PyTorch for {task}, trained with learner-pipeline and torch {torch}.
 
 ## Data
 
-Inputs of shape {shape}, {dtype}, normalized by `(x - mean) / std` with mean {mean} and std {std}.
-{classes}SHA-256 of the prepared data: `{data}`.
+| inputs | |
+|---|---|
+| shape | `{shape}` |
+| dtype | `{dtype}` |
+| normalization, `(x - mean) / std` | `{normalization}` |
+| classes | `{classes}` |
+| SHA-256 of the prepared data | `{data}` |
 
 ## Files
 
@@ -69,6 +74,7 @@ def model_card(
         "tags": ["learner-pipeline", info.task],
         "model-index": [{"name": kind, "results": _results(task or info.task, values)}],
     }
+    description = info.model_dump(mode="json")
     described = {file.name: describe(file) for file in files}
     return _CARD.format(
         metadata="\n".join(f"{name}: {json.dumps(value)}" for name, value in entry.items()),
@@ -80,11 +86,10 @@ def model_card(
         rows="\n".join(
             _row(split, count, values.get(split, {}), names) for split, count in info.counts.items()
         ),
-        shape=list(info.input_shape),
-        dtype=info.input_dtype,
-        mean=info.normalization.mean,
-        std=info.normalization.std,
-        classes=f"{info.num_classes} classes. " if info.num_classes else "",
+        shape=json.dumps(description["input_shape"]),
+        dtype=json.dumps(description["input_dtype"]),
+        normalization=json.dumps(description["normalization"]),
+        classes=json.dumps(description["num_classes"]),
         data=info.sha256,
         files="\n".join(
             f"| {name} | {file['size']} | `{file['sha256']}` |" for name, file in described.items()
@@ -98,7 +103,8 @@ def _find_task(info: DatasetInfo) -> str | None:
     subject = "tabular" if info.feature_names else "text"
     if not (info.feature_names or info.tokenizer):
         subject = ""
-    if len(info.input_shape) == 3 and info.input_shape[0] in (1, 3):
+    shape = info.input_shape
+    if not isinstance(shape, dict) and len(shape) == 3 and shape[0] in (1, 3):
         subject = "image"
     task = f"{subject}-{info.task}"
     return task if task in _TASKS else None

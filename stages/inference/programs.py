@@ -65,7 +65,7 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     exported = Preprocessed.of(run) if preprocess else model
     info = run.info.model_copy(update={"normalization": _IDENTITY}) if preprocess else run.info
     split = next(name for name in ("test", "valid", "train") if name in info.counts)
-    loader = build_test_loader(run.fit, data.read_split(run.directory, split, info.index), info)
+    loader = build_test_loader(run.fit, data.read_split(run.directory, split, info), info)
     settings = compute_settings(run.fit.model_copy(update={"precision": "float32"}))
     title = f"save_model.exports: {kind}"
     with preserve_random_state(), torch.no_grad(), warnings.catch_warnings():
@@ -101,12 +101,14 @@ class Preprocessed(nn.Module):
     @classmethod
     def of(cls, run: TrainedRun) -> "Preprocessed":
         """Return the model of *run*. Raises `StageError` if its batcher does not only normalize."""
-        if run.fit.batcher.kind != "normalize":
+        scaling = run.info.scaling
+        if run.fit.batcher.kind != "normalize" or not isinstance(scaling, data.Normalization):
             raise StageError(
-                f"save_model.preprocess: fit.batcher: {run.fit.batcher.kind!r} is not a part of a program, "
-                "only the normalization is. Set it to false"
+                "save_model.preprocess: a program can only normalize inputs that are one tensor of numbers; "
+                f"found fit.batcher: {run.fit.batcher.kind}, and inputs of {run.info.input_dtype}. Set it to "
+                "false"
             )
-        return cls(run.model, run.info.normalization)
+        return cls(run.model, scaling)
 
     def forward(self, inputs: Tensor) -> Any:
         """Return the output of the model for *inputs* (N, …) that are not normalized."""
@@ -130,6 +132,11 @@ def _record_arguments(model: Any, loader: Any) -> list[tuple[Tensor, ...]]:
         raise StageError(
             f"save_model.exports: {type(model).__name__}.valid_step does not call the model itself, so that "
             "there is no function to export. Compute its output in forward"
+        )
+    if others := [type(value).__name__ for value in recorded[0] if not isinstance(value, Tensor)]:
+        raise StageError(
+            f"save_model.exports: {type(model).__name__}.valid_step calls the model with a {others[0]}, and "
+            "the arguments of a program are tensors. Pass the tensors one by one"
         )
     return recorded
 

@@ -20,6 +20,7 @@ from stages.contracts.plugins import load_extra
 from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
 from stages.data.sources.texts import ByteEncoder, TokenEncoder, encode_texts
+from stages.data.trees import Ragged, count_rows, flatten, shorten, take, unflatten
 from stages.devices import find_device
 from stages.devices.rng import preserve_random_state
 from stages.learner import LearnerSpec
@@ -74,31 +75,60 @@ class Preprocessing(nn.Module):
         """Return the batch of *samples*, as the source reads them, with targets of 0.
 
         *samples* is a tensor or an array (N, …), a list of such samples, or a list of texts if the data are
-        texts. Raises `DataError` if they do not have the shape of a sample of the training data.
+        texts; a tuple or a dict of such for several inputs. Raises `DataError` if they do not have the shape
+        of a sample of the training data.
         """
-        stored = self._to_tensor(samples)
-        dtype = torch.float32 if self.info.num_classes is None else torch.int64
-        targets = torch.zeros((len(stored), *self.info.target_shape), dtype=dtype)
-        return self.batcher.batch(Samples(stored, targets))
-
-    def _to_tensor(self, samples: Any) -> Tensor:
         info = self.info
+        if isinstance(info.input_shape, dict):
+            leaves = {shorten(name): leaf for name, leaf in flatten(samples, "inputs").items()}
+            if set(leaves) != set(info.input_shape):
+                raise DataError(
+                    f"a sample has the inputs {', '.join(info.input_shape)}; found {', '.join(leaves)}. Pass "
+                    "a dict with these names"
+                )
+            stored = {f"inputs.{name}": self._to_tensor(leaf, name) for name, leaf in leaves.items()}
+        else:
+            stored = {"inputs": self._to_tensor(samples)}
+        inputs = unflatten(stored, "inputs")
+        return self.batcher.batch(Samples(inputs, self._build_targets(count_rows(inputs))))
+
+    def _build_targets(self, count: int) -> Any:
+        """Return *count* targets of 0; of ragged targets, no rows."""
+        shapes, classes = self.info.target_shape, self.info.num_classes
+        if not isinstance(shapes, dict):
+            number = classes if isinstance(classes, int) else None
+            return None if shapes is None else _build_zeros(count, shapes, number)
+        named = classes if isinstance(classes, dict) else {}
+        leaves = {f"targets.{name}": _build_zeros(count, shapes[name], named.get(name)) for name in shapes}
+        return unflatten(leaves, "targets")
+
+    def _to_tensor(self, samples: Any, name: str = "") -> Tensor:
+        info = self.info
+        shape: Any = info.input_shape[name] if isinstance(info.input_shape, dict) else info.input_shape
+        dtype = info.input_dtype[name] if isinstance(info.input_dtype, dict) else info.input_dtype
         if info.tokenizer is not None and not isinstance(samples, Tensor | np.ndarray):
-            samples = _encode(info.tokenizer, list(samples), info.input_shape[0])
+            samples = _encode(info.tokenizer, list(samples), shape[0])
         if isinstance(samples, list | tuple):
             samples = torch.stack([torch.as_tensor(sample) for sample in samples])
         stored = torch.as_tensor(samples)
-        if tuple(stored.shape[1:]) != info.input_shape:
+        if tuple(stored.shape[1:]) != shape:
             raise DataError(
-                f"a sample must have the shape {info.input_shape}, that of the training data; found samples "
+                f"a sample must have the shape {shape}, that of the training data; found samples "
                 f"of the shape {tuple(stored.shape[1:])}. The first axis is that of the samples"
             )
-        if stored.is_floating_point() and not info.input_dtype.startswith("float"):
+        if stored.is_floating_point() and not dtype.startswith("float"):
             raise DataError(
-                f"samples must have the values of the training data, which are {info.input_dtype}; found "
+                f"samples must have the values of the training data, which are {dtype}; found "
                 f"{stored.dtype}. Pass them as the source reads them: they are normalized here"
             )
         return stored
+
+
+def _build_zeros(count: int, shape: tuple[int, ...], classes: int | None) -> Any:
+    dtype = torch.float32 if classes is None else torch.int64
+    if -1 in shape:
+        return Ragged(torch.zeros((0, *shape[1:]), dtype=dtype), np.zeros(count, np.int64))
+    return torch.zeros((count, *shape), dtype=dtype)
 
 
 class TrainedModel(nn.Module):
@@ -143,8 +173,12 @@ class TrainedModel(nn.Module):
         was_training = self.training
         self.eval()
         size = batch_size or self.fit.batch_size
-        starts = range(0, len(samples), size)
-        outputs = [self._compute(samples[start : start + size]).cpu() for start in starts]
+        has_leaves = isinstance(self.info.input_shape, dict)
+        starts = range(0, count_rows(samples) if has_leaves else len(samples), size)
+        blocks = (slice(start, start + size) for start in starts)
+        outputs = [
+            self._compute(take(samples, block) if has_leaves else samples[block]).cpu() for block in blocks
+        ]
         self.train(was_training)
         if not outputs:
             raise DataError("predict needs at least one sample; found none")
@@ -166,15 +200,18 @@ class TrainedModel(nn.Module):
         return output
 
     def _interpret(self, outputs: Tensor) -> Predictions:
-        if self.info.num_classes is None:
+        classes = self.info.num_classes
+        if not isinstance(classes, int):
             return Predictions(outputs)
         scores = outputs.float()
-        if scores.ndim == 1 or scores.shape[1] == 1 < self.info.num_classes:  # one logit: that of class 1
+        if scores.ndim == 1 or scores.shape[1] == 1 < classes:  # one logit: that of class 1
             positive = scores.reshape(len(scores)).sigmoid()
             probabilities = torch.stack((1 - positive, positive), dim=1)
         else:
             probabilities = scores.softmax(dim=1).movedim(1, -1)
-        return Predictions(outputs, probabilities, probabilities.argmax(-1), self.info.class_names)
+        names = self.info.class_names
+        class_names = names if isinstance(names, tuple) else None
+        return Predictions(outputs, probabilities, probabilities.argmax(-1), class_names)
 
 
 def load_model(
@@ -223,7 +260,7 @@ def load_model(
         records.load_file(model, file, records.build_recorder(recorder))
     else:
         records.load_into(model, records.read_item(file), source=str(file))
-    preprocessing = Preprocessing(info, data.build_batcher(batcher, info.normalization))
+    preprocessing = Preprocessing(info, data.build_batcher(batcher, info.scaling))
     return TrainedModel(model, preprocessing, config.fit).to(find_device(device))
 
 

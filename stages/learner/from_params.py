@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,11 @@ def _resolve_weights(config: BuildLearnerConfig, info: "data.DatasetInfo") -> tu
     weights, counts = config.class_weights, (info.class_counts or {}).get("train", [])
     if weights is None:
         return None
-    if not counts:
-        raise ParamsError("build_learner.class_weights needs classes; the targets are numbers")
+    if not counts or not isinstance(counts, list):
+        raise ParamsError(
+            "build_learner.class_weights needs classes; the targets are "
+            f"{'numbers' if info.task == 'regression' else info.task}"
+        )
     if weights == "balanced" and 0 in counts:
         raise ParamsError(
             f"build_learner.class_weights: class {counts.index(0)} has no sample in the train split, so "
@@ -112,16 +115,21 @@ def build_loaders(
 
 
 def build_loader(config: FitConfig, prepared: "data.Prepared", split: str) -> "data.DataLoader":
-    """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
+    """Return the loader of one split of *prepared*; only the train split is shuffled and augmented.
+
+    With several views, all splits are augmented.
+    """
     builder = _loader_builder(config, prepared.info)
     if config.overfit_batches is not None:
         return builder.limit_batches(config.overfit_batches).build(prepared.train)
     builder.limit_batches(config.limit_batches.of(split))
     if split == "train":
-        builder.shuffle(config.seed).augment(
-            [data.build_augmentation(augmentation) for augmentation in config.augment]
-        )
+        builder.shuffle(config.seed).augment(_build_augmentations(config))
     return builder.build(prepared.by_name()[split])
+
+
+def _build_augmentations(config: FitConfig) -> "list[data.Augmentation]":
+    return [data.build_augmentation(augmentation) for augmentation in config.augment]
 
 
 def build_test_loader(
@@ -133,12 +141,14 @@ def build_test_loader(
 
 def _loader_builder(config: FitConfig, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
     builder = (
-        data.DataLoaderBuilder(data.build_batcher(config.batcher, info.normalization))
+        data.DataLoaderBuilder(data.build_batcher(config.batcher, info.scaling))
         .batch_size(config.batch_size)
         .num_workers(config.num_workers)
         .prefetch(config.prefetch)
         .resident(config.resident)
     )
+    if config.views > 1:
+        builder.views(config.views).augment(_build_augmentations(config))
     return builder.bucket() if config.bucket else builder
 
 
@@ -259,18 +269,20 @@ def write_test_results(
         spec = learner.LearnerSpec.read(paths.learner)
         model, _, _ = spec.build(resolved["build_learner"]["seed"])
         records.load_file(model, paths.model, recorder)
-        values = _evaluate(fit, model, paths.data, paths.test)
+        factory = resolved["load_data"]["source"].get("factory", {})
+        values = _evaluate(fit, model, paths.data, paths.test, {factory.get("kind")})
     write_text(paths.test / METRICS_FILE, to_json({"test": values}) + "\n")
 
 
-def _evaluate(config: FitConfig, model: Any, directory: Path, logs: Path) -> dict[str, float]:
+def _evaluate(
+    config: FitConfig, model: Any, directory: Path, logs: Path, allowed: Collection[str]
+) -> dict[str, float]:
     """Return the metrics of *config* over the test split in *directory*, sorted by name, and write *logs*.
 
     They are those whose values DVC tracks: the metrics of the model's outputs.
     """
-    loader = build_test_loader(
-        config, data.read_split(directory, "test"), data.read_info(directory / data.DATASET_FILE)
-    )
+    info = data.read_info(directory / data.DATASET_FILE)
+    loader = build_test_loader(config, data.read_split(directory, "test", info, allowed=allowed), info)
     built = [
         (metric, metrics.MetricOptions.of(metric)) for metric in map(metrics.build_metric, config.metrics)
     ]
@@ -301,7 +313,7 @@ def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None
     while context.group.will_train():
         builder = configure_builder(config, learner.LearnerBuilder(paths.runs), context)
         run = builder.checkpoint("auto").build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
-        train, valid = build_loaders(config, data.read(paths.data, ["valid"]))
+        train, valid = build_loaders(config, data.read(paths.data, ["valid"], allowed=context.allowed))
         run.fit(train, valid)
         if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
             learner.confusion_cells(run, valid, devices.derive_seed(config.seed, "confusion"))

@@ -36,12 +36,12 @@ class LearnerSpec(Config):
     model: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
-    input_shape: tuple[int, ...]
-    """The shape of one sample."""
-    num_classes: int | None
-    """None for regression."""
-    num_outputs: int
-    """The number of values that the model predicts for one sample."""
+    input_shape: tuple[int, ...] | dict[str, tuple[int, ...]]
+    """The shape of one sample, or the shapes of several inputs by their names."""
+    num_classes: int | dict[str, int | None] | None
+    """None for regression; by their names for several targets."""
+    num_outputs: int | dict[str, int]
+    """The number of values that the model predicts for one sample; by their names for several targets."""
     parameter_groups: tuple[ParameterGroup, ...] = Field(default=(), exclude_if=not_)
     freeze: Patterns = Field(default=(), exclude_if=not_)
     label_smoothing: Decay = Field(default=0.0, exclude_if=not_)

@@ -4,6 +4,7 @@ from .classification import AccuracyMetric as AccuracyMetric
 from .classification import HammingScore as HammingScore
 from .classification import TopKAccuracyMetric as TopKAccuracyMetric
 from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
+from .detection import MeanAveragePrecisionMetric as MeanAveragePrecisionMetric
 from .from_torchmetrics import TorchMetric as TorchMetric
 from .metric import Collector as Collector
 from .metric import Metric as Metric

@@ -16,6 +16,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import (
     ClassificationOutput,
+    DetectionOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
@@ -38,6 +39,8 @@ def predictions_and_targets(output: Any) -> tuple[Any, ...]:
     would guess batch by batch, by their range, whether they are probabilities.
     """
     match output:
+        case DetectionOutput():
+            return output.predictions, output.targets
         case SequenceOutput():
             return widen(output.logits), output.targets
         case RegressionOutput():
@@ -357,6 +360,18 @@ def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
         )
     return TorchMetric(
         metric, "2D Dice Metric", decimals=4, inputs=predict_pixel_classes, measures=ClassificationOutput
+    )
+
+
+def mean_iou(num_classes: int) -> TorchMetric:
+    """Return the mean over classes of intersection over union, of all pixels of the epoch together.
+
+    It is the Jaccard index of torchmetrics with the average ``macro``, which leaves classes out that neither
+    the predictions nor the targets have. A target of -100 is ignored.
+    """
+    metric = _load_part("classification", "mean_iou").MulticlassJaccardIndex(num_classes=num_classes)
+    return TorchMetric(
+        metric, "Mean IoU", decimals=4, inputs=predict_pixel_classes, measures=ClassificationOutput
     )
 
 

@@ -3,6 +3,7 @@ from .config import CnnConfig as CnnConfig
 from .config import MlpConfig as MlpConfig
 from .config import MlpRegressorConfig as MlpRegressorConfig
 from .config import ModelConfig as ModelConfig
+from .config import UNetConfig as UNetConfig
 from .factory import build_model as build_model
 from .factory import configure_loss as configure_loss
 from .logging_step import LoggingStep as LoggingStep
@@ -14,3 +15,4 @@ from .steps import RegressionStep as RegressionStep
 from .steps import backward as backward
 from .steps import clear_gradients as clear_gradients
 from .steps import prepare_backward as prepare_backward
+from .unet import UNet as UNet

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Tag
+from pydantic import AfterValidator, Field, Tag
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import Decay, Units
@@ -12,6 +12,7 @@ BUILT_IN = {
     "cnn": "stages.models.cnn:Cnn",
     "mlp": "stages.models.mlp:Mlp",
     "mlp_regressor": "stages.models.mlp:MlpRegressor",
+    "unet": "stages.models.unet:UNet",
 }
 
 
@@ -44,10 +45,19 @@ class MlpRegressorConfig(Config):
     dropout: Decay = 0.0
 
 
+class UNetConfig(Config):
+    """A U-Net for masks: a class for each pixel of images."""
+
+    kind: Literal["unet"]
+    channels: tuple[Units, ...] = Field(default=(16, 32, 64), min_length=1)
+    """The channels of each level; each after the first halves the height and the width."""
+
+
 ModelConfig = Annotated[
     Annotated[CnnConfig, Tag("cnn")]
     | Annotated[MlpConfig, Tag("mlp")]
     | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
+    | Annotated[UNetConfig, Tag("unet")]
     | Annotated[Use, AfterValidator(name_validator("model", BUILT_IN)), Tag("use")],
     select_by_kind(BUILT_IN),
 ]

@@ -214,9 +214,14 @@ class ClassificationStep(LoggingStep):
         """Return loss, logits and targets of a batch (inputs, targets).
 
         Raises:
-            BuilderError: If *batch* is not such a pair.
+            BuilderError: If *batch* is not such a pair, or has no targets.
         """
         inputs, targets = _unpack_pair(batch, self, "forward_classification")
+        if targets is None:
+            raise BuilderError(
+                f"{type(self).__name__}.forward_classification{place_of(type(self))} needs targets, and the "
+                "data has none. Use RegressionStep to predict the inputs, or override the method"
+            )
         logits = self(inputs)
         return ClassificationOutput(self.loss(logits, targets), logits, targets, self.loss_weight(targets))
 
@@ -251,11 +256,18 @@ class RegressionStep(LoggingStep):
     def forward_regression(self, batch: Any) -> RegressionOutput:
         """Return loss, predictions and targets of a batch (inputs, targets).
 
+        If there are no targets, the module is an autoencoder: the inputs are the targets.
+
         Raises:
             BuilderError: If *batch* is not such a pair, or if predictions and targets differ in shape.
         """
         inputs, targets = _unpack_pair(batch, self, "forward_regression")
-        predictions = _reshape_like(targets, self(inputs))
+        predictions = self(inputs)
+        if targets is None:
+            targets = inputs
+            if predictions.numel() == inputs.numel():
+                predictions = predictions.reshape(inputs.shape)
+        predictions = _reshape_like(targets, predictions)
         loss = self.loss(predictions, targets)
         return RegressionOutput(loss, predictions, targets, self.loss_weight(targets))
 

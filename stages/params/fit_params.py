@@ -1,6 +1,6 @@
 """The section fit of params.yaml, and the other arguments of the stage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from operator import not_
 from pathlib import Path
@@ -110,6 +110,9 @@ class FitConfig(Config):
     augment: tuple[AugmentationConfig, ...] = ()
     """Random changes of the inputs of the train split, in order, before they are normalized: kinds for
     images, or import paths of functions of an input, or of classes of such."""
+    views: Annotated[Count, Field(exclude_if=lambda views: views == 1)] = 1  # in no key of an earlier run
+    """Number of views of the inputs of a sample, each augmented by itself; the inputs of a batch are then a
+    tuple. Above 1, the other splits are augmented too."""
     limit_batches: BatchLimits = BatchLimits()
     """``{train: N, valid: N}``, or one number for both: the first N batches of each epoch only.
 
@@ -301,5 +304,7 @@ class FitContext:
     """The params of all stages, for trackers."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Further facts about the run for trackers, such as the commit."""
+    allowed: Collection[str] = ()
+    """The import paths in load_data, whose code may be run to read samples when they are needed."""
     check_reads: Callable[[], None] = lambda: None
     """Raises an error, before the run is finished, if it has read a file that it does not depend on."""

@@ -22,7 +22,7 @@ def test_arguments_and_defaults_are_those_of_the_classes():
     assert "\n* `rmsprop`: `learning_rate: 0.01`, `alpha: 0.99`, `momentum: 0.9`, `epsilon: 1e-5`," in page
     assert "\n* `swa`: `start_epoch`\n" in page
     assert "\n* `top_k`: `k`, `pad_token: null`\n" in page
-    assert "\n* `normalize`: `mean`, `std`\n" in page
+    assert "\n* `normalize`: `mean`, `std`, `ragged: list`\n" in page
     assert "\n* `loss`: no arguments\n" in page
 
 

@@ -20,7 +20,7 @@ from stages.data import (
     VerticalFlip,
     build_augmentation,
 )
-from stages.data.augmentation import SampleDraws, augment_images
+from stages.data.augmentation import DEFAULT_KINDS, SampleDraws, augment_leaves
 from stages.params.fit_params import FitConfig
 
 COUNT = 64
@@ -68,7 +68,8 @@ def inputs_by_index(loader, epoch, position=0):
 
 
 def apply(config, images, epoch=1):
-    changed = augment_images(config, images.numpy(), SampleDraws(epoch, range(len(images))))
+    draws = SampleDraws(epoch, range(len(images)))
+    changed = augment_leaves(config, {"inputs": images.numpy()}, DEFAULT_KINDS, lambda: draws)["inputs"]
     return torch.from_numpy(changed)
 
 

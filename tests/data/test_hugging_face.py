@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from stages import data
 from stages.contracts.errors import DataError
 from stages.data import load_source
 from stages.data.config import HuggingFace
@@ -157,3 +158,35 @@ def test_large_strings_are_texts():
     path = save({"x": TEXTS, "label": ["good", "bad", "good"]}, columns)
 
     assert huggingface(path, inputs="x").facts["class_names"] == ("bad", "good")
+
+
+def test_masks_and_several_columns_are_leaves():
+    pixels = np.random.default_rng(0).integers(0, 3, (4, 5, 6), np.uint8)
+    columns = {
+        "image": [Image.fromarray(each) for each in pixels],
+        "review": ["a b", "c", "d", "e f"],
+        "mask": [Image.fromarray(each) for each in pixels],
+        "label": [1, 0, 1, 0],
+    }
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "review": datasets.Value("string"),
+            "mask": datasets.Image(),
+            "label": datasets.ClassLabel(names=["ant", "bee"]),
+        }
+    )
+
+    arrays = huggingface(
+        save(columns, features), inputs=["image", "review"], targets=["mask", "label"], mode="gray"
+    )
+
+    leaves = data.prepare(data.Splits(arrays)).info.leaves
+    assert {name: leaf.kind for name, leaf in leaves.items()} == {
+        "inputs.image": "image",
+        "inputs.review": "tokens",
+        "targets.label": "classes",
+        "targets.mask": "mask",
+    }
+    np.testing.assert_array_equal(arrays.targets["mask"], pixels)
+    assert arrays.facts["class_names"] == {"mask": None, "label": ("ant", "bee")}

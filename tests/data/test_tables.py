@@ -453,3 +453,27 @@ def test_files_with_other_types_of_targets_are_rejected(tmp_path):
 
     with pytest.raises(DataError, match="the column 'c' has the types int64, double in its files"):
         table(str(tmp_path), "c")
+
+
+def test_several_targets_are_a_dict_of_columns(tmp_path):
+    path = tmp_path / "trees.csv"
+    path.write_text("height,kind,age,price\n8.5,oak,40,1.5\n2.5,ash,25,2.5\n4.0,oak,12,3.5\n")
+
+    arrays = table(str(path), ["kind", "price"], features=["height"])
+
+    assert {name: values.tolist() for name, values in arrays.targets.items()} == {
+        "kind": [1, 0, 1],
+        "price": [1.5, 2.5, 3.5],
+    }
+    assert arrays.facts["class_names"] == {"kind": ("ash", "oak"), "price": None}
+    assert data.prepare(data.Splits(arrays)).info.num_outputs == {"kind": 2, "price": 1}
+
+
+def test_row_without_one_of_several_targets_is_dropped(tmp_path):
+    path = tmp_path / "trees.csv"
+    path.write_text("height,a,b\n8.5,1,1\n2.5,,2\n4.0,0,\n1.0,0,3\n")
+
+    arrays = table(str(path), ["a", "b"], missing="drop")
+
+    assert arrays.inputs[:].tolist() == [[8.5], [1.0]]
+    assert {name: values.tolist() for name, values in arrays.targets.items()} == {"a": [1, 0], "b": [1, 3]}

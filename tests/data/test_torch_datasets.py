@@ -102,9 +102,13 @@ def misnamed():
         (
             "uneven",
             DataError,
-            r"uneven: the input of sample 1 has the shape \(3,\) .* sample 0 \(2,\) and float64",
+            r"uneven: the leaf 'inputs' of sample 1 has the shape \(3,\) .* sample 0 \(2,\) and float64",
         ),
-        ("texts", DataError, "the input of sample 0 must be a tensor, an array or a number; found str"),
+        (
+            "texts",
+            DataError,
+            "the leaf 'inputs' of sample 0 must be a tensor, an array or a number; found str",
+        ),
         ("singles", DataError, "sample 0 must be an input and a target; found int"),
         ("empty", DataError, "has no samples"),
         ("number", PluginError, "must have __len__ and __getitem__, or __iter__; found int"),

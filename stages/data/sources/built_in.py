@@ -1,5 +1,6 @@
 """The built-in data sources: functions that return `Arrays`, or `Splits` if the data has several."""
 
+from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stages.contracts.errors import DataError, PluginError
 from stages.data.config import BUILT_IN, Source
 from stages.data.sources.array_files import map_npy, read_idx, read_npz
 from stages.data.splits import Arrays, Splits
+from stages.data.trees import list_names, pick
 
 
 def load_source(config: Source) -> Arrays | Splits:
@@ -42,8 +44,18 @@ def idx(path: str) -> Splits:
     return Splits(train=_idx_pair(folder, "train"), valid=_idx_pair(folder, "t10k"))
 
 
-def npz(path: str) -> Arrays | Splits:
-    """Return the arrays of a NumPy archive, read without pickle; `Npz` lists their names."""
+def npz(
+    path: str, inputs: str | Sequence[str] | None = None, targets: str | Sequence[str] | None = None
+) -> Arrays | Splits:
+    """Return the arrays of a NumPy archive, read without pickle; `Npz` lists their names.
+
+    *inputs* and *targets* are the names of others; of several names, the samples are dicts.
+    """
+    if inputs is not None:
+        names = [name for part in (inputs, targets or ()) for name in list_names(part)]
+        arrays = read_npz(Path(path), tuple(names))
+        chosen = None if targets is None else pick(arrays, targets)
+        return Arrays(pick(arrays, inputs), chosen, (f"{path}: inputs", f"{path}: targets"))
     arrays = read_npz(Path(path), ("x_train", "y_train", "x_test", "y_test"), ("inputs", "targets"))
     if "inputs" in arrays:
         return _npz_pair(arrays, "inputs", "targets", path)

@@ -7,29 +7,34 @@ from typing import Any, Self
 
 import numpy as np
 
-from stages.data.raw_arrays import check, gather, input_type, is_mapped, release, row_blocks, target_type
+from stages.data.raw_arrays import CheckedLeaf, check, gather, input_type, is_mapped, release, row_blocks
 from stages.data.sources.tables import TableRows
-from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples
+from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples, find_strata
+from stages.data.trees import LeafKind, Ragged, Tree, flatten, map_leaves, unflatten
 
 
 @dataclass(frozen=True)
 class Column:
     """An array with the type in which it is stored; memory is used only for the rows that are read."""
 
-    array: np.ndarray
+    array: Any
+    """(N, …), in memory or in files; `Ragged`."""
     dtype: np.dtype[Any]
     """The stored type."""
     rows: np.ndarray | None = None
     """Indices of the rows that belong to the column; None for all of them."""
     moments: np.ndarray | None = None
     """`Arrays.moments`, for all rows of *array*."""
+    kind: LeafKind = "number"
 
     def __len__(self) -> int:
         return len(self.array) if self.rows is None else len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the column; the first axis is that of the samples."""
+        """The shape of the column; the first axis is that of the samples, and -1 that of ragged rows."""
+        if isinstance(self.array, Ragged):
+            return len(self), -1, *self.array.values.shape[1:]
         return len(self), *self.array.shape[1:]
 
     @property
@@ -47,8 +52,16 @@ class Column:
             block = gather(self.array, chosen) if is_mapped(self.array) else self.array[chosen]
         return np.ascontiguousarray(block, self.dtype)
 
+    def to_ragged(self) -> Ragged:
+        """Return the rows of a ragged column in the stored type."""
+        rows: Ragged = self.array if self.rows is None else self.array[self.rows]
+        return replace(rows, values=np.ascontiguousarray(rows.values, self.dtype))
+
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield all rows in their order, in blocks of a few megabytes."""
+        """Yield all rows in their order, in blocks of a few megabytes; those of ragged ones side by side."""
+        if isinstance(self.array, Ragged):
+            yield self.to_ragged().values
+            return
         for rows in row_blocks(len(self), self.row_values * self.array.itemsize):
             yield self.read(rows)
 
@@ -61,30 +74,43 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """The two columns of a split, which have the same length."""
+    """The columns of a split, which have the same length."""
 
-    inputs: Column
-    targets: Column
+    inputs: Tree
+    """A column, or a tuple or dict of columns."""
+    targets: Tree = None
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(next(iter(self.leaves.values())))
+
+    @property
+    def leaves(self) -> dict[str, Column]:
+        """The columns by their names, such as ``inputs`` and ``targets.mask``."""
+        return flatten(self.inputs, "inputs") | flatten(self.targets, "targets")
 
     def select(self, rows: np.ndarray) -> Self:
         """Return the samples at *rows*; the columns must have all of their rows."""
-        return replace(self, inputs=replace(self.inputs, rows=rows), targets=replace(self.targets, rows=rows))
+        selected = (
+            map_leaves(lambda column: replace(column, rows=rows), tree)
+            for tree in (self.inputs, self.targets)
+        )
+        return type(self)(*selected)
 
 
 def to_columns(arrays: Arrays, where: str) -> Columns:
     """Return *arrays* as columns of the types in which they are stored; *where* names them in errors.
 
-    Floats become float32, classes int64; other inputs keep their type, in native byte order. Raises
+    Floats become float32, classes int64; masks and other inputs keep their type, in native byte order. Raises
     `DataError` as `stages.data.raw_arrays.check` does.
     """
-    inputs, targets = check(arrays, where)
-    return Columns(
-        Column(inputs, input_type(inputs.dtype), moments=arrays.moments),
-        Column(targets, target_type(targets.dtype)),
-    )
+    columns = {name: _to_column(name, leaf, arrays) for name, leaf in check(arrays, where).items()}
+    return Columns(unflatten(columns, "inputs"), unflatten(columns, "targets"))
+
+
+def _to_column(name: str, leaf: CheckedLeaf, arrays: Arrays) -> Column:
+    is_input = name.startswith("inputs")
+    dtype = input_type(leaf.array.dtype) if is_input else leaf.stored_type
+    return Column(leaf.array, dtype, moments=arrays.moments if name == "inputs" else None, kind=leaf.kind)
 
 
 def split_columns(
@@ -113,7 +139,8 @@ def split_columns(
     }
     if missing or arrays.splits is not None:
         train = columns["train"]
-        parts = divide_samples(arrays, train.targets.array, missing, seed, stratify=stratify)
+        targets = find_strata(map_leaves(lambda column: column.array, train.targets), len(train))
+        parts = divide_samples(arrays, targets, missing, seed, stratify=stratify)
         if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()
@@ -122,5 +149,5 @@ def split_columns(
 
 
 def _is_read_in_order(columns: Columns) -> bool:
-    inputs: Any = columns.inputs.array
-    return isinstance(inputs, TableRows) or is_mapped(inputs) or is_mapped(columns.targets.array)
+    arrays = [column.array for column in columns.leaves.values()]
+    return any(isinstance(array, TableRows) or is_mapped(array) for array in arrays)

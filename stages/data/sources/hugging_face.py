@@ -1,7 +1,7 @@
 """The data source ``huggingface``: columns of a dataset of the package ``datasets``."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from stages.data.image_files import ImageDecoder, ImageFormat, put
 from stages.data.sources.labels import SPLIT_FOLDERS
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
+from stages.data.trees import LeafKind, list_names, pick
 
 IMAGE, LABEL = "Image", "ClassLabel"
 TEXT = ("string", "large_string", "string_view")
@@ -28,7 +29,7 @@ class ImageOptions:
     """The form of the images of a column."""
 
     size: tuple[int, int] | None
-    mode: Literal["rgb", "gray"]
+    mode: Literal["rgb", "gray", "mask"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class TextOptions:
 def huggingface(
     path: str,
     *,
-    inputs: str,
-    targets: str = "label",
+    inputs: str | Sequence[str],
+    targets: str | Sequence[str] = "label",
     splits: Sequence[str] | None = None,
     config: str | None = None,
     revision: str | None = None,
@@ -54,11 +55,12 @@ def huggingface(
     vocabulary_size: int = 10_000,
     max_length: int = 256,
 ) -> Arrays:
-    """Return two columns of a dataset that ``save_to_disk`` wrote to the folder *path*, or of one on the hub.
+    """Return columns of a dataset that ``save_to_disk`` wrote to the folder *path*, or of one on the hub.
 
-    The column *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
-    of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. *targets* has
-    classes or numbers. All samples are read into memory.
+    A column of *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
+    of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. One of
+    *targets* has classes, numbers, or images that are masks. Of several names, the samples are dicts. All
+    samples are read into memory.
 
     *splits* are the names of those to use, such as ``train`` and ``validation_matched``; what they are for
     follows from the beginning of the name. Without it, all are used, and have the names ``train``,
@@ -68,24 +70,43 @@ def huggingface(
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
     parts = _name_splits(_load(package, path, config, revision), path, splits)
     first = next(iter(parts.values()))
-    for argument, column in (("inputs", inputs), ("targets", targets)):
-        if column not in first.features:
-            raise DataError(
-                f"load_data.source.{argument}: {path} has no column {column!r}."
-                f"{closest(column, list(first.features))} Columns: {', '.join(first.features)}"
-            )
-    values = _Column(package, path, inputs, list(parts.values()))
-    if values.kind == IMAGE:
-        array, facts = values.read_images(ImageOptions(None if size is None else (size[0], size[1]), mode))
-    elif values.kind in TEXT:
-        array, facts = values.read_texts(TextOptions(tokenizer, vocabulary_size, max_length))
-    else:
-        array, facts = values.read_numbers(), {}
-    classes, names = _Column(package, path, targets, list(parts.values())).read_targets()
-    if names:
-        facts["class_names"] = names
+    _check_columns(path, list(first.features), inputs=inputs, targets=targets)
+    images = ImageOptions(None if size is None else (size[0], size[1]), mode)
+    texts = TextOptions(tokenizer, vocabulary_size, max_length)
+    facts: dict[str, Any] = {}
+    arrays, classes, class_names = {}, {}, {}
+    kinds: dict[str, LeafKind] = {}
+    for name in list_names(inputs):
+        reader = _Column(package, path, name, list(parts.values()))
+        arrays[name], column_facts = reader.read_inputs(images, texts)
+        facts |= column_facts
+        if reader.kind in TEXT and not isinstance(inputs, str):
+            kinds[f"inputs.{name}"] = "tokens"
+    for name in list_names(targets):
+        reader = _Column(package, path, name, list(parts.values()))
+        classes[name], class_names[name] = reader.read_targets(images)
+    if any(class_names.values()):
+        facts["class_names"] = pick(class_names, targets)
     labels = np.repeat(list(parts), [len(rows) for rows in parts.values()]) if len(parts) > 1 else None
-    return Arrays(array, classes, (f"{path}: {inputs}", f"{path}: {targets}"), facts, splits=labels)
+    return Arrays(
+        pick(arrays, inputs),
+        pick(classes, targets),
+        (f"{path}: {inputs}", f"{path}: {targets}"),
+        facts,
+        splits=labels,
+        kinds=kinds,
+    )
+
+
+def _check_columns(path: str, present: Sequence[str], **names: str | Sequence[str]) -> None:
+    """Raise `DataError` if a column in *names*, those of an argument, is not *present*."""
+    for argument, columns in names.items():
+        for column in list_names(columns):
+            if column not in present:
+                raise DataError(
+                    f"load_data.source.{argument}: {path} has no column {column!r}."
+                    f"{closest(column, list(present))} Columns: {', '.join(present)}"
+                )
 
 
 def _load(package: Any, path: str, config: str | None, revision: str | None) -> Any:
@@ -149,6 +170,12 @@ class _Column:
         """The column in error messages."""
         return f"{self.path}: the column {self.name!r}"
 
+    def read_inputs(self, images: ImageOptions, texts: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the values by their type, and the facts of texts."""
+        if self.kind == IMAGE:
+            return self.read_images(images)
+        return self.read_texts(texts) if self.kind in TEXT else (self.read_numbers(), {})
+
     def read_images(self, options: ImageOptions) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the decoded images, and no facts.
 
@@ -190,9 +217,11 @@ class _Column:
             )
         return numbers[:, None] if numbers.ndim == 1 else numbers
 
-    def read_targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Return the class or the number of each sample, and the names of the classes if there are any."""
+    def read_targets(self, images: ImageOptions) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Return the classes, the numbers or the masks, and the names of the classes if there are any."""
         feature = self.splits[0].features[self.name]
+        if self.kind == IMAGE:
+            return self.read_images(replace(images, mode="mask"))[0], None
         if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from stages.contracts.errors import DataError
 from stages.data.image_files import (
+    CHANNELS,
     ImageDecoder,
     ImageFiles,
     ImageFormat,
@@ -22,8 +23,16 @@ from stages.data.image_files import (
     blocks_of,
     put,
 )
-from stages.data.sources.labels import ListedFile, describe_read_error, list_files, read_rows
+from stages.data.sources.coco import read_coco
+from stages.data.sources.labels import (
+    ListedFile,
+    describe_read_error,
+    list_files,
+    list_unlabeled,
+    read_rows,
+)
 from stages.data.splits import Arrays, Splits
+from stages.data.trees import Tree, flatten, unflatten
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """Endings of the names of image files; other files in the folders of classes are ignored."""
@@ -46,40 +55,91 @@ def image_folder(
     size: Sequence[int] | None = None,
     mode: Literal["rgb", "gray"] = "rgb",
     corrupt: Literal["error", "skip"] = "error",
+    *,
+    masks: str | None = None,
+    ignored: int | None = None,
+    boxes: str | None = None,
 ) -> Arrays:
-    """Return the images below the folder *path*: (N, channels, height, width), uint8, and their classes.
+    """Return the images below the folder *path*: (N, channels, height, width), uint8, and their targets.
 
-    The classes are the sorted names of the folders in *path*, or the labels in the CSV file *labels* with
-    the columns ``path``, relative to the folder, and ``label``. Splits are the folders ``train``, ``valid``
-    or ``val``, and ``test`` if *path* has no others, or a column ``split``; groups are a column ``group``.
-    *size* is height and width, to which other images are resized; without it, all images have one size. An
-    image is decoded when it is read, and turned as its EXIF orientation asks for; transparency is dropped.
-    Raises `DataError` if there is no image, and for an image of more than 8 bits per channel.
+    The targets are classes: the sorted names of the folders in *path*, or the labels in the CSV file
+    *labels* with the columns ``path``, relative to the folder, and ``label``. With a folder *masks*, they are
+    the masks (N, height, width) in the files that have the names of the images, up to their endings, whose
+    value *ignored* becomes -100. With a file *boxes* of COCO, they are the ``boxes`` and ``labels`` of
+    objects.
+
+    Splits are the folders ``train``, ``valid`` or ``val``, and ``test`` if *path* has no others, or a column
+    ``split``; groups are a column ``group``. *size* is height and width, to which other images are resized;
+    without it, all images have one size. An image is decoded when it is read, and turned as its EXIF
+    orientation asks for; transparency is dropped. Raises `DataError` if there is no image, and for an image
+    of more than 8 bits per channel.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise DataError(f"load_data.source.path: there is no folder {path!r}. Correct the path")
-    listed = list(_read_labels(Path(labels))) if labels else list(list_files(folder, SUFFIXES, "images"))
-    if not listed:
-        raise DataError(
-            f"{path} has no images. Put those of each class in a folder of its own, or set labels"
-        )
-    classes = _sort_labels({image.label for image in listed})
-    numbers = {name: number for number, name in enumerate(classes)}
+    for argument, name in (("path", path), ("masks", masks)):
+        if name is not None and not Path(name).is_dir():
+            raise DataError(f"load_data.source.{argument}: there is no folder {name!r}. Correct the path")
+    listed = _list_images(folder, labels, has_classes=masks is boxes is None)
     names = [image.path for image in listed]
     form = ImageFormat(root=path, mode=mode, size=(1, 1), resize=size is not None)
     shape = tuple(size) if size is not None else _find_size(ImageDecoder(form), names, corrupt)
-    files = ImageFiles(form.model_copy(update={"size": shape}), names)
-    targets = np.array([numbers[image.label] for image in listed], np.int64)
-    facts = {"class_names": classes} | ({"skipped": 0} if corrupt == "skip" else {})
+    form = form.model_copy(update={"size": shape})
+    targets, facts = _read_targets(form, listed, masks, ignored, boxes)
     return Arrays(
-        cast(Any, files),
+        ImageFiles(form, names),
         targets,
-        (f"{path}: images", f"{labels or path}: classes"),
-        facts,
+        (
+            f"{path}: images",
+            f"{labels or masks or boxes or path}: {'targets' if masks or boxes else 'classes'}",
+        ),
+        facts | ({"skipped": 0} if corrupt == "skip" else {}),
         groups=None if listed[0].group is None else np.array([image.group for image in listed]),
         splits=None if listed[0].split is None else np.array([image.split for image in listed]),
     )
+
+
+def _list_images(folder: Path, labels: str | None, *, has_classes: bool) -> list[ListedFile]:
+    if labels:
+        listed = list(_read_labels(Path(labels)))
+    elif has_classes:
+        listed = list(list_files(folder, SUFFIXES, "images"))
+    else:
+        listed = list(list_unlabeled(folder, SUFFIXES))
+    if not listed:
+        advice = "Put those of each class in a folder of its own, or set labels"
+        raise DataError(f"{folder} has no images. {advice if has_classes else 'Correct the path'}")
+    return listed
+
+
+def _read_targets(
+    form: ImageFormat, listed: Sequence[ListedFile], masks: str | None, ignored: int | None, boxes: str | None
+) -> tuple[Tree, dict[str, Any]]:
+    """Return the targets of the images in *listed*, and the names of their classes, if there are any."""
+    if masks is boxes is None:
+        classes = _sort_labels({image.label for image in listed})
+        numbers = {name: number for number, name in enumerate(classes)}
+        return np.array([numbers[image.label] for image in listed], np.int64), {"class_names": classes}
+    targets: dict[str, Tree] = {}
+    facts: dict[str, Any] = {}
+    if boxes is not None:
+        targets, facts = read_coco(Path(boxes), [image.path for image in listed], form)
+    if masks is None:
+        return targets, facts
+    masks_form = form.model_copy(update={"root": masks, "mode": "mask", "ignored": ignored})
+    files = ImageFiles(masks_form, list(_find_masks(Path(masks), listed)))
+    return targets | {"mask": files} if boxes is not None else files, facts
+
+
+def _find_masks(folder: Path, listed: Sequence[ListedFile]) -> Iterator[str]:
+    """Yield the name of the mask of each image. Raises `DataError` if it is missing."""
+    files = {os.path.splitext(file.path)[0]: file.path for file in list_unlabeled(folder, SUFFIXES)}  # noqa: PTH122
+    for image in listed:
+        stem = os.path.splitext(image.path)[0]  # noqa: PTH122  much faster
+        if stem not in files:
+            raise DataError(
+                f"load_data.source.masks: {folder} has no mask of the image {image.path}. Add a file "
+                f"{stem}.png, or remove the image"
+            )
+        yield files[stem]
 
 
 def materialize(loaded: Arrays | Splits, kind: Materialize) -> Arrays | Splits:
@@ -97,34 +157,36 @@ def materialize(loaded: Arrays | Splits, kind: Materialize) -> Arrays | Splits:
 
 
 def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
-    """Read each image of *arrays* once: check and hash it, and add its values for the normalization.
+    """Read each image and mask of *arrays* once: check and hash it, and add the values of images.
 
-    The images become tensors in memory or remain files, as *kind* requests; ``auto`` leaves more than
+    They become tensors in memory or remain files, as *kind* requests; ``auto`` leaves more than
     `MAX_TENSOR_BYTES` in files. Corrupt ones are left out if *arrays* has ``skipped`` in its facts; otherwise
     they raise `DataError`.
     """
-    files: Any = arrays.inputs
-    is_index = kind == "index" or (kind == "auto" and files.nbytes > MAX_TENSOR_BYTES)
-    scan = _Scan.of(files, None if is_index else np.empty(files.shape, np.uint8))
-    scan.run(is_skipping="skipped" in arrays.facts)
-    rows = np.flatnonzero(scan.is_intact)
+    leaves = flatten(arrays.inputs, "inputs") | flatten(arrays.targets, "targets")
+    files = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, ImageFiles)}
+    size = sum(leaf.nbytes for leaf in files.values())
+    is_index = kind == "index" or (kind == "auto" and size > MAX_TENSOR_BYTES)
     facts = dict(arrays.facts)
+    scans = {name: _Scan.of(leaf, is_index=is_index) for name, leaf in files.items()}
+    for scan in scans.values():
+        scan.run(is_skipping="skipped" in facts)
+    rows = np.flatnonzero(np.all([scan.is_intact for scan in scans.values()], axis=0))
     if "skipped" in facts:
-        facts["skipped"] = len(files) - len(rows)
-    targets = arrays.targets[rows]
-    _check_classes(targets, facts["class_names"])
-    inputs: Any
-    if scan.pixels is None:
-        inputs = replace(files, sizes=scan.sizes, hashes=scan.hashes).select(rows)
-        facts["index"] = files.form
-    else:
-        inputs = scan.pixels if len(rows) == len(files) else scan.pixels[rows]
+        facts["skipped"] = len(arrays) - len(rows)
+    if is_index:
+        forms = {name: leaf.form for name, leaf in files.items()}
+        facts["index"] = forms["inputs"] if len(forms) == 1 else forms
+    leaves |= {name: scan.select(rows) for name, scan in scans.items()}
+    leaves |= {name: leaf[rows] for name, leaf in leaves.items() if name not in scans}
+    if isinstance(arrays.targets, np.ndarray):
+        _check_classes(leaves["targets"], facts["class_names"])
     return replace(
         arrays,
-        inputs=inputs,
-        targets=targets,
+        inputs=leaves["inputs"],
+        targets=unflatten(leaves, "targets"),
         facts=facts,
-        moments=scan.moments[:, rows],
+        moments=scans["inputs"].moments[:, rows],
         groups=None if arrays.groups is None else arrays.groups[rows],
         splits=None if arrays.splits is None else arrays.splits[rows],
     )
@@ -142,17 +204,23 @@ class _Scan:
     is_intact: np.ndarray
 
     @classmethod
-    def of(cls, files: ImageFiles, pixels: np.ndarray | None) -> "_Scan":
-        """Return a pass over *files* that has not begun; *pixels* takes the decoded images."""
-        count, channels = len(files), files.shape[1]
+    def of(cls, files: ImageFiles, *, is_index: bool) -> "_Scan":
+        """Return a pass over *files* that has not begun; without an index, it stores the decoded images."""
+        count, channels = len(files), CHANNELS.get(files.form.mode, 1)
         return cls(
             files,
-            pixels,
+            None if is_index else np.empty(files.shape, files.dtype),
             sizes=np.zeros(count, np.int64),
             hashes=np.zeros((count, 32), np.uint8),
             moments=np.zeros((4, count, channels), np.int64),
             is_intact=np.ones(count, bool),
         )
+
+    def select(self, rows: np.ndarray) -> Any:
+        """Return the images at *rows*: decoded, or in their files."""
+        if self.pixels is None:
+            return replace(self.files, sizes=self.sizes, hashes=self.hashes).select(rows)
+        return self.pixels if len(rows) == len(self.files) else self.pixels[rows]
 
     def run(self, *, is_skipping: bool) -> None:
         """Read all files, with a thread for each CPU. Raises `DataError` for a corrupt one, or skips it."""

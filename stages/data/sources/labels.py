@@ -47,6 +47,19 @@ def list_files(folder: Path, suffixes: Collection[str], kind: str) -> Iterator[L
             yield replace(file, path=f"{name}/{file.path}", split=split)
 
 
+def list_unlabeled(folder: Path, suffixes: Collection[str]) -> Iterator[ListedFile]:
+    """Yield the files below *folder*, sorted, whose names end in one of *suffixes* as for `list_files`.
+
+    If all folders in it are named as splits, those are the splits of their files.
+    """
+    splits = {name: SPLIT_FOLDERS.get(name) for name in _list_folders(folder)}
+    is_split = "train" in splits and all(splits.values())
+    paths = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in suffixes}
+    for path in sorted(paths):
+        if not any(part.startswith(".") for part in path.parts):
+            yield ListedFile(path.as_posix(), "", splits.get(path.parts[0]) if is_split else None)
+
+
 def _list_classes(folder: Path, suffixes: Collection[str], kind: str) -> Iterator[ListedFile]:
     """Yield the files in each folder of a class in *folder*, sorted."""
     for name in _list_folders(folder):

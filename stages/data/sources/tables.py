@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
+from stages.data.image_files import FileArray
 from stages.data.sources.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 from stages.data.splits import Arrays
+from stages.data.trees import list_names, pick
 
 BLOCK_BYTES = 1 << 21
 """The size of the features that are decoded at a time."""
@@ -25,7 +27,7 @@ Task = Literal["classification", "regression"]
 
 def table(
     path: str,
-    target: str,
+    target: str | Sequence[str],
     *,
     features: Sequence[str] | None = None,
     categorical: Sequence[str] = (),
@@ -49,7 +51,7 @@ def table(
     one with its number in sorted order (``codes``). *missing* is the rule for missing values: an error, no
     sample for the row, the mean of the column, or *fill*; with the last two, a missing category is a category
     of its own. A target of text or integers is a class, one of floats or decimals a number; *task* overrides
-    this.
+    this. Of several targets, a dict has the column of each.
 
     A path is a file, or a folder of files with the same columns. *valid_path* and *test_path* are those of
     further splits, or *split* is a column with ``train``, ``valid`` and ``test``; *group* is a column whose
@@ -67,13 +69,14 @@ def table(
     form = CsvFormat(delimiter, decimal, missing_values, header)
     file = TableParts({"train": path, "valid": valid_path, "test": test_path}, form)
     extra = {name: column for name, column in (("split", split), ("group", group)) if column is not None}
-    for name, column in {"target": target, **extra}.items():
+    targets = list_names(target)
+    for name, column in (*(("target", name) for name in targets), *extra.items()):
         _check_column(file.schema.names, name, column, path)
     hidden = file.index_names - {*(features or ())}
-    columns = _select(file.schema.names, {target, *extra.values(), *hidden}, features, path)
+    columns = _select(file.schema.names, {*targets, *extra.values(), *hidden}, features, path)
     chosen = [_Feature(name, _is_match(name, categorical)) for name in columns]
-    _set_types(file, chosen, target, task)
-    scan = _Scan(file, chosen, target, extra, missing, task)
+    _set_types(file, chosen, targets, task)
+    scan = _Scan(file, chosen, targets, extra, missing, task)
     rows = TableRows(file, tuple(chosen), encoding, missing, fill, scan.run())
     facts: dict[str, Any] = {"feature_names": rows.feature_names}
     if categories := {feature.name: feature.category_names for feature in chosen if feature.is_categorical}:
@@ -84,12 +87,13 @@ def table(
         }
     if missing == "drop":
         facts["skipped"] = int(len(rows.is_kept) - len(rows))
-    targets, class_names = scan.targets()
-    if class_names is not None:
-        facts["class_names"] = class_names
-    names = (f"{path}: features", f"{path}: {target}")
+    pairs = {name: scan.read_target(name) for name in targets}
+    values, classes = ({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
+    if any(classes.values()):
+        facts["class_names"] = pick(classes, target)
+    names = (f"{path}: features", f"{path}: {target}" if isinstance(target, str) else path)
     groups, splits = scan.labels("group"), scan.labels("split")
-    return Arrays(cast(Any, rows), targets, names, facts, groups=groups, splits=splits)
+    return Arrays(rows, pick(values, target), names, facts, groups=groups, splits=splits)
 
 
 @dataclass
@@ -115,7 +119,7 @@ class _Feature:
 
 
 @dataclass(frozen=True)
-class TableRows:
+class TableRows(FileArray):
     """The features of a table as an array of the shape (N, F), float32, which is read from start to end.
 
     A read of rows before those of the previous one opens the file again.
@@ -129,12 +133,10 @@ class TableRows:
     is_kept: np.ndarray
     """True for each row of the table that is a sample."""
 
-    dtype = np.dtype(np.float32)
-    ndim = 2
-    itemsize = 4
-
-    def __len__(self) -> int:
-        return self.shape[0]
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the features: float32."""
+        return np.dtype(np.float32)
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -161,9 +163,6 @@ class TableRows:
         order = chosen.argsort(kind="stable")
         values = self._window.read(chosen[order])
         return values if (order[1:] > order[:-1]).all() else values[order.argsort()]
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return self[:].astype(dtype or np.float32, copy=False)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the features of all samples in their order, in blocks of `BLOCK_BYTES`."""
@@ -246,7 +245,7 @@ class _Scan:
         self,
         file: TableParts,
         features: list[_Feature],
-        target: str,
+        targets: Sequence[str],
         extra: Mapping[str, str],
         missing: Missing,
         task: Task | None,
@@ -254,18 +253,17 @@ class _Scan:
         self._file = file
         self._path = file.path
         self._features = features
-        self._target = target
         self._extra = extra
         self._missing = missing
         self._task = task
-        self._targets: list[Any] = []
+        self._targets: dict[str, list[Any]] = {name: [] for name in targets}
         self._labels: dict[str, list[np.ndarray]] = {name: [] for name in extra}
         self._counts: Counter[str] = Counter()
 
     def run(self) -> np.ndarray:
         """Read the table, and return whether each row is a sample. Raises `DataError` for a wrong value."""
         names = [feature.name for feature in self._features]
-        columns = [*names, self._target, *self._extra.values()]
+        columns = [*names, *self._targets, *self._extra.values()]
         masks = []
         for part in self._file.parts:
             self._path, start = part.file.path, 0
@@ -285,13 +283,13 @@ class _Scan:
             return np.repeat(list(self._counts), list(self._counts.values()))
         return None
 
-    def targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Return the targets of the samples, and the names of the classes if they are text.
+    def read_target(self, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Return the target *name* of the samples, and the names of the classes if they are text.
 
-        They are forgotten, so that a large table has them in memory once.
+        It is forgotten, so that a large table has it in memory once.
         """
         arrow = load_arrow()
-        column = self._join_targets()
+        column = self._join_target(name)
         if is_text(column.type):
             names = tuple(sorted(column.unique().to_pylist()))
             codes = load_arrow(".compute").index_in(column, value_set=arrow.array(names, column.type))
@@ -302,32 +300,37 @@ class _Scan:
         arrow.default_memory_pool().release_unused()
         return values, None
 
-    def _join_targets(self) -> Any:
+    def _join_target(self, name: str) -> Any:
         arrow = load_arrow()
-        targets, self._targets = self._targets, []
+        targets, self._targets[name] = self._targets[name], []
         try:
             return arrow.chunked_array(targets) if targets else arrow.chunked_array([[]], "float64")
         except (arrow.ArrowException, TypeError) as error:
             types = ", ".join({str(part.type): None for part in targets})
             raise DataError(
-                f"{self._file.path}: the column {self._target!r} has the types {types} in its files. Write "
+                f"{self._file.path}: the column {name!r} has the types {types} in its files. Write "
                 "files with the same types"
             ) from error
 
     def _check(self, batch: Any, start: int) -> np.ndarray:
-        columns, target = batch.columns[: len(self._features)], batch.columns[len(self._features)]
+        ends = len(self._features), len(self._features) + len(self._targets)
+        columns = batch.columns[: ends[0]]
+        targets = dict(zip(self._targets, batch.columns[ends[0] : ends[1]], strict=True))
         is_missing = np.zeros(batch.num_rows, bool)
         for feature, column in zip(self._features, columns, strict=True):
             is_missing |= self._check_feature(feature, column, start)
-        is_absent = _find_missing(target)
-        if is_absent.any() and self._missing != "drop":
-            self._refuse(self._target, start + int(is_absent.argmax()), "a missing target", "drop")
-        is_sample = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
-        for name, column in zip(self._extra, batch.columns[len(self._features) + 1 :], strict=True):
+        for name, target in targets.items():
+            is_absent = _find_missing(target)
+            if is_absent.any() and self._missing != "drop":
+                self._refuse(name, start + int(is_absent.argmax()), "a missing target", "drop")
+            is_missing |= is_absent
+        is_sample = ~is_missing if self._missing == "drop" else np.ones(batch.num_rows, bool)
+        for name, column in zip(self._extra, batch.columns[ends[1] :], strict=True):
             self._labels[name].append(self._read_labels(name, column, start)[is_sample])
-        decoded = decode(target).filter(load_arrow().array(is_sample))
-        is_decimal = load_arrow().types.is_decimal(decoded.type)
-        self._targets.append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
+        for name, target in targets.items():
+            decoded = decode(target).filter(load_arrow().array(is_sample))
+            is_decimal = load_arrow().types.is_decimal(decoded.type)
+            self._targets[name].append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
         for feature, column in zip(self._features, columns, strict=True):
             if feature.is_categorical:
                 self._add_categories(feature, decode(column).filter(load_arrow().array(is_sample)))
@@ -424,7 +427,7 @@ def _is_match(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _set_types(file: TableParts, features: list[_Feature], target: str, task: Task | None) -> None:
+def _set_types(file: TableParts, features: list[_Feature], targets: Sequence[str], task: Task | None) -> None:
     """Check the types of the columns, and set those of a file that has none: floats and text."""
     arrow = load_arrow()
     types: dict[str, Any] = {}
@@ -441,6 +444,16 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
                 f"{file.path}: column {feature.name!r} has the type {kind}, which is not a number. "
                 "Add it to load_data.source.categorical, or leave it out of load_data.source.features"
             )
+    for target in targets:
+        _check_target(file, target, task)
+        if task == "regression":
+            types[target] = arrow.float64()
+    file.convert(types)
+
+
+def _check_target(file: TableParts, target: str, task: Task | None) -> None:
+    """Raise `DataError` if the column *target* is of no type of targets."""
+    arrow = load_arrow()
     kind = file.schema.field(target).type
     file.check_types(target)
     if not is_number(kind) and not (is_text(kind) and task != "regression"):
@@ -454,9 +467,6 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
             f"load_data.source.task: column {target!r} of {file.path} has the type {kind}, but classes are "
             "integers or text. Convert the column"
         )
-    if task == "regression":
-        types[target] = arrow.float64()
-    file.convert(types)
 
 
 def decode(column: Any) -> Any:

@@ -63,7 +63,7 @@ def text(
     ids, truncated = encode_texts(encoder, texts, max_length, path)
     facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
     facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
-    columns = {
+    columns: dict[str, Any] = {
         f"{key}s": np.array([str(sample[key]) for sample in samples])
         for key in ("split", "group")
         if key in samples[0]

@@ -1,45 +1,65 @@
-"""The data source ``dataset``: the samples of datasets of PyTorch."""
+"""The data source ``dataset``: the samples of datasets of PyTorch, stored as tensors or read when needed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
+from stages.data.raw_arrays import LazyRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
+from stages.data.storage import LeafInfo
+from stages.data.trees import flatten, unflatten
 from stages.devices.rng import preserve_random_state, seed_sample
 
+Forms = Mapping[str, tuple[tuple[int, ...], Any]]
+"""The shape and the type of each leaf of a sample by its name."""
 SEED = 0
 """The seed of the generators while samples are read, for datasets that draw random numbers."""
 
 
-def dataset(factory: Use) -> Arrays | Splits:
+def dataset(factory: Use, *, lazy: bool = False) -> Arrays | Splits:
     """Return the samples of the datasets that *factory*, a function or a class with its arguments, returns.
 
     It returns a map-style or an iterable dataset, a tuple of two or three (train, valid, test), or a mapping
-    of them by name. A sample is an input and a target: tensors, arrays or numbers, of one shape and type in
-    all samples. They are read once, with the generators of torch, Python and NumPy seeded. Raises
-    `PluginError` if *factory* cannot be called, and `DataError` if a sample has another form.
+    of them by name. A sample is a pair of inputs and targets, or inputs that are a tensor or a dict: tensors,
+    arrays or numbers, or tuples and dicts of these, of one shape and type in all samples. They are read once,
+    with the generators of torch, Python and NumPy seeded; with *lazy*, those of a map-style dataset are read
+    when they are needed. Raises `PluginError` if *factory* cannot be called, and `DataError` if a sample has
+    another form.
     """
-    name = factory.kind
-    maker = plugins.find("dataset", name, {})
+    read = partial(_read_lazily, factory) if lazy else _read
     with preserve_random_state():
-        seed_sample(SEED, "dataset")
-        created = plugins.build("dataset", name, maker, arguments_of(factory))
-        if not isinstance(created, tuple | Mapping):
-            return _read(created, name)
-        splits = dict(created if isinstance(created, Mapping) else zip(SPLIT_NAMES, created, strict=False))
-        if "train" not in splits or not set(splits) <= set(SPLIT_NAMES) or len(splits) != len(created):
-            raise PluginError(
-                f"dataset {name!r} must return a dataset, a tuple of at most three, or a mapping with names "
-                f"of {', '.join(SPLIT_NAMES)}, of which train is required; found {len(created)}: "
-                f"{', '.join(map(str, splits))}"
-            )
-        return Splits(**{split: _read(samples, f"{name}: {split}") for split, samples in splits.items()})
+        parts = build_parts(factory)
+        if set(parts) == {""}:
+            return read(parts[""], factory.kind)
+        return Splits(
+            **{split: read(samples, f"{factory.kind}: {split}") for split, samples in parts.items()}
+        )
+
+
+def build_parts(factory: Use) -> dict[str, Any]:
+    """Return the datasets of *factory* by the names of their splits; a single one has no name."""
+    name = factory.kind
+    seed_sample(SEED, "dataset")
+    created = plugins.build("dataset", name, plugins.find("dataset", name, {}), arguments_of(factory))
+    if not isinstance(created, tuple | Mapping):
+        return {"": created}
+    splits = dict(created if isinstance(created, Mapping) else zip(SPLIT_NAMES, created, strict=False))
+    if "train" not in splits or not set(splits) <= set(SPLIT_NAMES) or len(splits) != len(created):
+        raise PluginError(
+            f"dataset {name!r} must return a dataset, a tuple of at most three, or a mapping with names "
+            f"of {', '.join(SPLIT_NAMES)}, of which train is required; found {len(created)}: "
+            f"{', '.join(map(str, splits))}"
+        )
+    return splits
 
 
 def _read(source: Any, name: str) -> Arrays:
@@ -49,18 +69,83 @@ def _read(source: Any, name: str) -> Arrays:
     if first is None:
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
     count = len(source) if isinstance(source, Sized) else None
-    columns = [_Values(array, count) for array in first]
+    columns = {leaf: _Values(array, count) for leaf, array in first.items()}
     for index, sample in enumerate(samples, start=1):
-        for values, array, part in zip(columns, sample, ("input", "target"), strict=True):
-            if (array.shape, array.dtype) != (values.shape, values.dtype):
-                raise DataError(
-                    f"{name}: the {part} of sample {index} has the shape {array.shape} and the type "
-                    f"{array.dtype}, but that of sample 0 {values.shape} and {values.dtype}. Convert it in "
-                    "the dataset"
-                )
-            values.append(array)
-    inputs, targets = (values.array for values in columns)
-    return Arrays(inputs, targets, (f"{name}: inputs", f"{name}: targets"))
+        forms = {leaf: (values.shape, values.dtype) for leaf, values in columns.items()}
+        check_form(sample, forms, f"sample {index}", name)
+        for leaf, array in sample.items():
+            columns[leaf].append(array)
+    return _build_arrays({leaf: values.array for leaf, values in columns.items()}, name)
+
+
+def check_form(sample: Mapping[str, np.ndarray], forms: Forms, title: str, name: str) -> None:
+    """Raise `DataError` if the leaves of *sample* have not the shapes and types of *forms*."""
+    if sample.keys() != forms.keys():
+        raise DataError(
+            f"{name}: {title} has the leaves {', '.join(sample)}, but sample 0 {', '.join(forms)}. Convert "
+            "it in the dataset"
+        )
+    for leaf, array in sample.items():
+        if (array.shape, array.dtype) != forms[leaf]:
+            raise DataError(
+                f"{name}: the leaf {leaf!r} of {title} has the shape {array.shape} and the type "
+                f"{array.dtype}, but that of sample 0 {forms[leaf][0]} and {forms[leaf][1]}. Convert it in "
+                "the dataset"
+            )
+
+
+def _build_arrays(leaves: Mapping[str, Any], name: str) -> Arrays:
+    names = (f"{name}: inputs", f"{name}: targets")
+    return Arrays(unflatten(leaves, "inputs"), unflatten(leaves, "targets"), names)
+
+
+def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
+    """Return arrays that read the samples of a map-style dataset when they are needed."""
+    if not isinstance(source, Sized) or not hasattr(source, "__getitem__"):
+        raise PluginError(
+            f"dataset {name!r} must have __len__ and __getitem__ to be read when its samples are needed; "
+            f"found {type(source).__name__}. Set load_data.source.lazy to false"
+        )
+    if not len(source):
+        raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
+    first = _read_seeded(source, name, None, 0)
+    forms = {leaf: (array.shape, array.dtype) for leaf, array in first.items()}
+    read = partial(_read_seeded, source, name, forms)
+    leaves = {leaf: LazyRows(read, leaf, len(source), forms) for leaf in forms}
+    return replace(_build_arrays(leaves, name), facts={"factory": factory})
+
+
+def _read_seeded(source: Any, name: str, forms: Forms | None, index: int) -> dict[str, np.ndarray]:
+    with preserve_random_state():
+        seed_sample(SEED, "dataset", index)
+        sample = to_leaves(source[index], name, index)
+    if forms is not None:
+        check_form(sample, forms, f"sample {index}", name)
+    return sample
+
+
+class LazyDataset:
+    """The samples of a split at *rows* of a map-style dataset, as tensors of the stored types."""
+
+    def __init__(self, source: Any, rows: Tensor, leaves: Mapping[str, LeafInfo]) -> None:
+        self.source = source
+        self.rows = rows
+        self.leaves = leaves
+        self.kinds = {name: leaf.kind for name, leaf in leaves.items()}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample. Raises `DataError` if it has another form than the one that load-data read."""
+        row = int(self.rows[index])
+        arrays = to_leaves(self.source[row], type(self.source).__name__, row)
+        stored = {name: array.astype(self.leaves[name].dtype) for name, array in arrays.items()}
+        forms = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in self.leaves.items()}
+        check_form(stored, forms, f"sample {row}", type(self.source).__name__)
+        tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
+        inputs, targets = unflatten(tensors, "inputs"), unflatten(tensors, "targets")
+        return inputs if targets is None else (inputs, targets)
 
 
 class _Values:
@@ -85,8 +170,8 @@ class _Values:
         return self._found[: self._count]
 
 
-def _iterate(source: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the input and the target of each sample of a map-style or iterable dataset."""
+def _iterate(source: Any, name: str) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the leaves of each sample of a map-style or iterable dataset."""
     samples: Iterable[Any]
     if isinstance(source, Sized) and hasattr(source, "__getitem__"):
         samples = (source[index] for index in range(len(source)))
@@ -97,17 +182,26 @@ def _iterate(source: Any, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             f"dataset {name!r} must have __len__ and __getitem__, or __iter__; found {type(source).__name__}"
         )
     for index, sample in enumerate(samples):
+        yield to_leaves(sample, name, index)
+
+
+def to_leaves(sample: Any, name: str, index: int) -> dict[str, np.ndarray]:
+    """Return the leaves of a sample: a pair of inputs and targets, or inputs; *name* is for errors."""
+    if isinstance(sample, Mapping | Tensor):
+        inputs, targets = sample, None
+    else:
         try:
-            inputs, target = islice(sample, 3)
+            inputs, targets = islice(sample, 3)
         except (TypeError, ValueError):
             raise DataError(
                 f"{name}: sample {index} must be an input and a target; found {type(sample).__name__}. "
                 "Return a tuple"
             ) from None
-        yield (
-            _to_array(inputs, f"{name}: the input of sample {index}"),
-            _to_array(target, f"{name}: the target of sample {index}"),
-        )
+    leaves = flatten(inputs, "inputs") | flatten(targets, "targets")
+    return {
+        leaf: _to_array(value, f"{name}: the leaf {leaf!r} of sample {index}")
+        for leaf, value in leaves.items()
+    }
 
 
 def _to_array(value: Any, name: str) -> np.ndarray:

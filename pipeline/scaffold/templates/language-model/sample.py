@@ -12,7 +12,7 @@ from stages.records import DefaultRecorder, load_file
 
 def main(start: str, count: int = 300) -> None:
     """Print *start* and *count* more characters."""
-    characters = data.read_info(Path("data/prepared/dataset.json")).class_names or ()
+    characters = tuple(data.read_info(Path("data/prepared/dataset.json")).class_names or ())
     if unknown := sorted(set(start) - set(characters)):
         sys.exit(f"error: {start!r} has characters that the text lacks: {' '.join(unknown)}")
     model, _, _ = LearnerSpec.read(Path("artifacts/learner")).build(0)

@@ -1,0 +1,143 @@
+"""Datasets whose samples are read when they are needed, by import path."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from stage_runs import load, read_outputs, train
+
+from stages import data
+from stages.contracts.errors import DataError, PluginError
+from stages.params.fit_params import FitConfig
+
+COUNT = 30
+READ = []
+
+
+class Squares:
+    """A map-style dataset that draws a random number in each sample, as an augmentation does."""
+
+    def __init__(self, noise=0.0, broken=None):
+        self.noise = noise
+        self.broken = broken
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        READ.append(index)
+        image = np.random.default_rng(index).random((1, 8, 8)).astype(np.float32)
+        mask = (image[0] > 0.5).astype(np.int64)
+        image += self.noise * torch.rand(()).item()
+        return image[:, :4] if index == self.broken else image, mask
+
+
+def two_splits():
+    return Squares(), Squares()
+
+
+NAME = f"{__name__}:Squares"
+SOURCE = {"kind": "dataset", "factory": NAME}
+UNET = {"kind": "unet", "channels": [4, 8]}
+FIT = {"augment": ["horizontal_flip"], "metrics": ["loss", {"kind": "mean_iou", "num_classes": 2}]}
+
+
+def outputs_of(folder, **arguments):
+    """Return the outputs of fit without the records of the trainer, which have the hash of the data."""
+    files = read_outputs(train(folder, UNET, allowed=[NAME], **FIT, **arguments))
+    return {name: content for name, content in files.items() if "trainer" not in name}
+
+
+def test_run_of_samples_read_when_needed_is_that_of_tensors(tmp_path):
+    for lazy in (False, True):
+        load(tmp_path / str(lazy), SOURCE | {"lazy": lazy})
+
+    assert outputs_of(tmp_path / "True") == outputs_of(tmp_path / "False")
+
+
+def test_load_data_stores_no_sample_and_reading_a_split_reads_none(tmp_path):
+    prepared = load(tmp_path, SOURCE | {"lazy": True})
+    READ.clear()
+
+    prepared = data.read(tmp_path / "data", allowed=[NAME])
+
+    assert READ == []
+    assert len(prepared.train) == prepared.info.counts["train"] == 22
+    assert (tmp_path / "data/train.safetensors").stat().st_size < 22 * 64
+    assert prepared.info.leaves["targets"].kind == "mask"
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_interrupted_run_with_workers_equals_an_uninterrupted_one(steps, tmp_path):
+    """The random numbers of a sample depend on the epoch and its index."""
+    source = SOURCE | {"lazy": True, "factory": {"kind": NAME, "noise": 0.3}}
+    for name in ("whole", "resumed"):
+        load(tmp_path / name, source)
+
+    whole = train(tmp_path / "whole", UNET, allowed=[NAME], **FIT)
+    resumed = train(tmp_path / "resumed", UNET, steps, [NAME], num_workers=2, **FIT)
+
+    assert read_outputs(resumed) == read_outputs(whole)
+
+
+def test_splits_of_the_factory_are_kept(tmp_path):
+    name = f"{__name__}:two_splits"
+
+    prepared = load(tmp_path, {"kind": "dataset", "factory": name, "lazy": True})
+
+    assert prepared.info.counts == {"train": COUNT, "valid": COUNT}
+
+
+def test_code_that_is_not_named_in_params_is_not_run(tmp_path):
+    load(tmp_path, SOURCE | {"lazy": True})
+
+    with pytest.raises(DataError, match="names .*Squares, whose code is run only if load_data"):
+        data.read(tmp_path / "data")
+
+
+def test_sample_of_another_shape_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"the leaf 'inputs' of sample 3 has the shape \(1, 4, 8\)"):
+        load(tmp_path, SOURCE | {"lazy": True, "factory": {"kind": NAME, "broken": 3}})
+
+
+def test_iterable_dataset_is_refused(tmp_path):
+    source = {"kind": "dataset", "factory": f"{__name__}:iterate", "lazy": True}
+
+    with pytest.raises(PluginError, match="must have __len__ and __getitem__ .* Set load_data.source.lazy"):
+        load(tmp_path, source)
+
+
+def iterate():
+    return iter([(torch.zeros(3), 0)])
+
+
+def nested(count=12):
+    """Return samples that are a dict of inputs and a tuple of targets."""
+    rows = [({"a": torch.full((2,), float(row)), "b": row % 3}, (row % 2, row / 2)) for row in range(count)]
+    return torch.utils.data.StackDataset(rows) if count < 0 else Rows(rows)
+
+
+class Rows(list):
+    """A map-style dataset."""
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_samples_of_any_structure_are_stored(lazy, tmp_path):
+    source = {"kind": "dataset", "factory": f"{__name__}:nested", "lazy": lazy}
+
+    prepared = load(tmp_path, source)
+
+    assert list(prepared.info.leaves) == ["inputs.a", "inputs.b", "targets.0", "targets.1"]
+    inputs, targets = prepared.train[0]
+    assert targets[0] == inputs["a"][0] % 2
+    assert targets[1] == inputs["a"][0] / 2
+
+
+def test_description_names_the_factory(tmp_path):
+    load(tmp_path, SOURCE | {"lazy": True, "factory": {"kind": NAME, "noise": 0.5}})
+
+    content = json.loads((tmp_path / "data/dataset.json").read_text())
+
+    assert content["factory"] == {"kind": NAME, "noise": 0.5}
+    assert "lazy" not in FitConfig().key_params()

@@ -1,0 +1,76 @@
+"""Several ranks train on masks and on boxes what one process trains."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from torch import nn
+
+from stages import data
+from stages.contracts.outputs import DetectionOutput, TrainOutput
+from stages.data import Arrays, DataLoaderBuilder, HorizontalFlip, NormalizeBatcher, Ragged
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric, MeanAveragePrecisionMetric
+from stages.metrics.from_torchmetrics import mean_iou
+from stages.models import UNet, backward
+from stages.renderers import NoRenderer
+
+COUNT = 23
+IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 1, 8, 8), dtype=np.uint8)
+BOXES = Ragged.of([[[1, 1, 4 + row % 3, 5]] * (row % 3) for row in range(COUNT)], (4,))
+
+
+class OneBox(nn.Sequential):
+    """A model that predicts a box for each image, whose loss is a mean over images."""
+
+    def valid_step(self, batch):
+        boxes = self(batch.inputs)
+        targets = [
+            {"boxes": rows, "labels": torch.zeros(len(rows), dtype=torch.int64)} for rows in batch.targets
+        ]
+        losses = [F.l1_loss(box.expand_as(rows), rows, reduction="sum")
+                  for box, rows in zip(boxes, batch.targets, strict=True)]  # fmt: skip
+        names = {"scores": torch.ones(1), "labels": torch.zeros(1, dtype=torch.int64)}
+        predictions = [{"boxes": box[None]} | names for box in boxes]
+        return DetectionOutput(torch.stack(losses).mean(), predictions, targets)
+
+    def train_step(self, batch):
+        item = self.valid_step(batch)
+        return TrainOutput(self, backward(self, item.loss), item)
+
+
+CASES = {
+    "masks": ((IMAGES[:, 0] > 99).astype(np.uint8), lambda: UNet((1, 8, 8), 2, channels=(2, 4)), mean_iou),
+    "boxes": (
+        Ragged(BOXES.values.astype(np.float32), BOXES.ends),
+        lambda: OneBox(nn.Flatten(), nn.Linear(64, 4)),
+        lambda _: MeanAveragePrecisionMetric(),
+    ),
+}
+
+
+def train(directory, name):
+    """Train for two epochs, and return the weights and the metrics."""
+    targets, build, build_metric = CASES[name]
+    samples = data.dataset(data.to_columns(Arrays(IMAGES, targets), "the data"))
+    loader = (
+        DataLoaderBuilder(NormalizeBatcher(100.0, 50.0)).batch_size(5).shuffle(1).augment([HorizontalFlip()])
+    )
+    torch.manual_seed(3)
+    model = build()
+    builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).num_threads(1)
+    builder.metrics(LossMetric(), build_metric(2)).renderer(NoRenderer())
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), 0.01), 0.01)
+    learner.fit(loader.build(samples), loader.build(samples))
+    values = {(value.split, value.metric): value.value for value in learner.history.at(2)}
+    return {key: value.numpy() for key, value in model.state_dict().items()}, values
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_what_one_process_trains(name, tmp_path):
+    alone, values = train(tmp_path / "alone", name)
+
+    for weights, ours in run_ranks(train, 2, tmp_path / "ranks", name):
+        assert ours == pytest.approx(values, rel=1e-4)
+        assert all(np.allclose(weights[key], alone[key], atol=1e-5) for key in alone)
