@@ -84,7 +84,7 @@ def test_value_of_an_epoch_is_the_mean_over_its_weight(tmp_path):
     ("metric", "message"),
     [
         (ScalarMetric("absent"), "metric 'absent': Detection has no attribute 'absent'"),
-        (ScalarMetric("loss_box"), r"metric 'loss_box': loss_box must be one number; found shape \(2,\)"),
+        (ScalarMetric("loss_box"), r"metric 'loss_box': the value must be one number; found shape \(2,\)"),
     ],
 )
 def test_missing_field_and_several_numbers_are_refused(metric, message):

@@ -22,6 +22,7 @@ from stages.contracts.events import Step
 from stages.contracts.history import Split
 from stages.contracts.outputs import (
     ClassificationOutput,
+    DetectionOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
@@ -68,6 +69,19 @@ def large_images(size):
     return images(size, 176)
 
 
+def boxes(size):
+    corners = 10 * torch.rand(size, 3, 2)
+    found = torch.cat((corners, corners + 1 + 5 * torch.rand(size, 3, 2)), 2)
+    labels = torch.randint(0, 2, (size, 3))
+    shifted = found + 0.5 * torch.rand(size, 3, 4)
+    predictions = [
+        {"boxes": image, "labels": names, "scores": torch.rand(3)}
+        for image, names in zip(shifted, labels, strict=True)
+    ]
+    targets = [{"boxes": image, "labels": names} for image, names in zip(found, labels, strict=True)]
+    return DetectionOutput(rand(), predictions, targets)
+
+
 def unwrap(output):
     return output["mine"]
 
@@ -90,7 +104,9 @@ OUTPUTS = {
     "learning_rate": ({}, numbers),
     "loss": ({}, numbers),
     "mae": ({}, numbers),
+    "map": ({}, boxes),
     "matthews": ({}, classes),
+    "mean_iou": ({"num_classes": 3}, pixels),
     "ms_ssim": ({}, large_images),
     "mse": ({}, numbers),
     "peak_memory": ({}, numbers),

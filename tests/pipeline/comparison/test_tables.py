@@ -202,7 +202,7 @@ def test_long_curves_keep_the_same_steps_in_all_runs():
 
 
 def test_direction_of_every_built_in_metric_is_inferred_from_its_name():
-    arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
+    arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}, "mean_iou": {"num_classes": 2}}
     named = set(BUILT_IN) - {"scalar"}  # the user names it
     built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in named]
     directions = {
