@@ -260,7 +260,7 @@ def write_large(folder):
     ("change", "message"),
     [
         (remove_mask, "has no mask of the image 03.png. Add a file 03.png, or remove the image"),
-        (write_color, "03.png is no mask: its mode is RGB, and a mask has one channel"),
+        (write_color, "03.png is not a mask: its mode is RGB, and a mask has one channel"),
         (write_large, "03.png has 17×16 pixels, but an earlier image has 16×16"),
     ],
 )

@@ -87,7 +87,7 @@ class Npz(Config):
     inputs: Annotated[Names | None, OPTIONAL] = None
     """The name of the array of inputs, or the names of several, whose samples are dicts."""
     targets: Annotated[Names | None, OPTIONAL] = None
-    """The name of the array of targets, or the names of several; with ``inputs``, null is no targets."""
+    """The name of the array of targets, or the names of several; with ``inputs``, null for none."""
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
@@ -132,7 +132,7 @@ class ImageFolder(Config):
     """A folder with a mask for each image, a file of the same name up to its ending, such as ``.png``: the
     class of each pixel. The folders in ``path`` are then not classes."""
     ignored: Annotated[int | None, integer(0, 255), OPTIONAL] = None
-    """The value of masks that is no class, such as 255; losses and metrics ignore its pixels."""
+    """The value of masks that is not a class, such as 255; losses and metrics ignore its pixels."""
     boxes: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
     """A JSON file in COCO's format with the boxes and the classes of the objects in the images."""
 

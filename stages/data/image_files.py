@@ -95,8 +95,8 @@ class ImageDecoder:
     def _decode_mask(self, path: Path, image: Any) -> np.ndarray:
         if image.mode not in _MASK_MODES:
             raise DataError(
-                f"{path} is no mask: its mode is {image.mode}, and a mask has one channel, whose values or "
-                "palette indices are classes. Convert it"
+                f"{path} is not a mask: its mode is {image.mode}, and a mask has one channel, whose values "
+                "or palette indices are classes. Convert it"
             )
         classes = np.asarray(self._resize(path, image, self._pillow.Resampling.NEAREST), self._form.dtype)
         if self._form.ignored is None:
