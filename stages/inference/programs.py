@@ -10,7 +10,7 @@ import logging
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages import data, learner, loggers, metrics
+from stages import data, learner, loggers
 from stages.contracts.errors import StageError
 from stages.contracts.plugins import load_extra
 from stages.data.datasets import Samples
 from stages.devices.rng import preserve_random_state
-from stages.learner.from_params import build_test_loader, compute_settings
+from stages.learner.from_params import build_output_metrics, build_test_loader, compute_settings
 from stages.params.fit_params import FitConfig
 from stages.renderers import NoRenderer
 from stages.system.files import open_atomic
@@ -45,6 +45,8 @@ class TrainedRun:
     fit: FitConfig
     directory: Path
     """The prepared data."""
+    allowed: Collection[str] = ()
+    """The import paths of datasets that are read when their samples are needed, whose code is run."""
 
     @property
     def info(self) -> data.DatasetInfo:
@@ -65,7 +67,9 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     exported = Preprocessed.of(run) if preprocess else model
     info = run.info.model_copy(update={"normalization": _IDENTITY}) if preprocess else run.info
     split = next(name for name in ("test", "valid", "train") if name in info.counts)
-    loader = build_test_loader(run.fit, data.read_split(run.directory, split, info), info)
+    loader = build_test_loader(
+        run.fit, data.read_split(run.directory, split, info, allowed=run.allowed), info
+    )
     settings = compute_settings(run.fit.model_copy(update={"precision": "float32"}))
     title = f"save_model.exports: {kind}"
     with preserve_random_state(), torch.no_grad(), warnings.catch_warnings():
@@ -193,16 +197,10 @@ class _Evaluation:
 
     def __init__(self, model: Any, fit: FitConfig, settings: Any, loader: Any) -> None:
         self._model, self._loader, self._settings = model, loader, settings
-        self._metrics = fit.metrics
+        self._fit = fit
 
     def __call__(self, forward: Callable[..., Any]) -> Mapping[str, float]:
-        built = [metrics.build_metric(metric) for metric in self._metrics]
-        options = {id(metric): metrics.MetricOptions.of(metric) for metric in built}
-        of_outputs = [
-            metric
-            for metric in built
-            if not (options[id(metric)].telemetry or options[id(metric)].train_only)
-        ]
+        of_outputs = build_output_metrics(self._fit)
         builder = learner.EvaluatorBuilder("").metrics(*of_outputs).renderer(NoRenderer()).device("cpu")
         evaluator = builder.compute(self._settings).metric_logger(loggers.InMemoryMetricLogger())
         with _replace_forward(self._model, forward):

@@ -269,9 +269,22 @@ def write_test_results(
         spec = learner.LearnerSpec.read(paths.learner)
         model, _, _ = spec.build(resolved["build_learner"]["seed"])
         records.load_file(model, paths.model, recorder)
-        factory = resolved["load_data"]["source"].get("factory", {})
-        values = _evaluate(fit, model, paths.data, paths.test, {factory.get("kind")})
+        values = _evaluate(fit, model, paths.data, paths.test, allowed_factories(resolved))
     write_text(paths.test / METRICS_FILE, to_json({"test": values}) + "\n")
+
+
+def allowed_factories(resolved: Mapping[str, Any]) -> list[str]:
+    """Return the import path of the datasets that *resolved*, the content of config.json, names, if any."""
+    factory = resolved["load_data"]["source"].get("factory")
+    return [factory["kind"]] if factory else []
+
+
+def build_output_metrics(config: FitConfig) -> list[Any]:
+    """Return the metrics of *config* that measure the outputs of a model, also of one that does not train."""
+    built = [
+        (metric, metrics.MetricOptions.of(metric)) for metric in map(metrics.build_metric, config.metrics)
+    ]
+    return [metric for metric, options in built if not (options.telemetry or options.train_only)]
 
 
 def _evaluate(
@@ -283,11 +296,7 @@ def _evaluate(
     """
     info = data.read_info(directory / data.DATASET_FILE)
     loader = build_test_loader(config, data.read_split(directory, "test", info, allowed=allowed), info)
-    built = [
-        (metric, metrics.MetricOptions.of(metric)) for metric in map(metrics.build_metric, config.metrics)
-    ]
-    of_outputs = [metric for metric, options in built if not (options.telemetry or options.train_only)]
-    builder = learner.EvaluatorBuilder(logs.parent).metrics(*of_outputs)
+    builder = learner.EvaluatorBuilder(logs.parent).metrics(*build_output_metrics(config))
     evaluator = configure_evaluator(config, builder.metric_logger(loggers.TestMetricLogger(logs))).build(
         model
     )

@@ -157,6 +157,24 @@ def test_program_takes_sequences_of_any_length(tmp_path, kind):
     assert (tmp_path / "model").stat().st_size > 100
 
 
+class Points:
+    """A dataset of points in two classes."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return np.full(3, index, np.float32), index % 2
+
+
+def test_program_is_verified_on_samples_that_are_read_when_needed(tmp_path):
+    source = {"kind": "dataset", "factory": f"{__name__}:Points", "lazy": True}
+
+    directory = train(tmp_path, source, save_options={"exports": ["pt2"]})
+
+    assert (directory / "exports/model.pt2").exists()
+
+
 def test_card_has_the_metadata_of_the_hub_and_the_recorded_metrics(directory):
     card = ModelCard((directory / "exports/README.md").read_text(), ignore_metadata_errors=False)
     measured = json.loads((directory / "test/split/metrics.json").read_bytes())["test"]

@@ -1,11 +1,13 @@
 """Runs of the stages as functions, of a model that trains in milliseconds."""
 
+from stage_runs import list_factories
+
 from stages.build_learner import build_learner
 from stages.contracts.text import to_json
 from stages.fit import fit
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_params import FitConfig, FitPaths
+from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.save_model import save_model
 
@@ -46,6 +48,7 @@ def train(folder, source, export_as="default", save_options=None, **options):
             plots / "confusion.tsv",
             folder / "runs",
         ),
+        FitContext(allowed=list_factories(source)),
     )
     sections = {"load_data": loaded, "build_learner": built, "fit": trained, "save_model": saved}
     resolved = {name: section.model_dump(mode="json") for name, section in sections.items()}
