@@ -10,7 +10,7 @@ from stages.contracts.errors import StageError
 from stages.contracts.history import Split
 from stages.inference.model_card import model_card
 from stages.inference.programs import TrainedRun, export_program
-from stages.learner.from_params import METRICS_FILE, allowed_factories
+from stages.learner.from_params import METRICS_FILE, list_factories
 from stages.learner.run_state import history_of
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
@@ -53,7 +53,7 @@ def write_exports(
             model, _, _ = learner.LearnerSpec.read(paths.learner).build(seed=0)
             records.load_into(model, chosen.model, source="the checkpoint")
             fit = FitConfig.model_validate(resolved["fit"])
-            run = TrainedRun(model, fit, paths.data, allowed_factories(resolved))
+            run = TrainedRun(model, fit, paths.data, list_factories(resolved))
             export_program(name, run, files[name], preprocess=config.preprocess)
     return list(files.values())
 

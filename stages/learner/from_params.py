@@ -269,11 +269,11 @@ def write_test_results(
         spec = learner.LearnerSpec.read(paths.learner)
         model, _, _ = spec.build(resolved["build_learner"]["seed"])
         records.load_file(model, paths.model, recorder)
-        values = _evaluate(fit, model, paths.data, paths.test, allowed_factories(resolved))
+        values = _evaluate(fit, model, paths.data, paths.test, list_factories(resolved))
     write_text(paths.test / METRICS_FILE, to_json({"test": values}) + "\n")
 
 
-def allowed_factories(resolved: Mapping[str, Any]) -> list[str]:
+def list_factories(resolved: Mapping[str, Any]) -> list[str]:
     """Return the import path of the datasets that *resolved*, the content of config.json, names, if any."""
     factory = resolved["load_data"]["source"].get("factory")
     return [factory["kind"]] if factory else []
