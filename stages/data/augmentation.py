@@ -28,7 +28,7 @@ from stages.data.config import (
     VerticalFlip,
 )
 from stages.data.datasets import Samples, TensorDataset, stack
-from stages.data.trees import Ragged, Views, flatten, take, unflatten
+from stages.data.trees import Ragged, Views, flatten, is_input, take, unflatten
 from stages.devices.rng import derive_seed, seed_host_generators
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -101,7 +101,7 @@ def augment_leaves(
         _check_sizes(config, [leaves[name] for name in names])
         return _move_leaves(MOVES[type(config)](leaves[names[0]], make_draws(), config), leaves, kinds)
     operation = OPERATIONS[type(config)]
-    inputs = [name for name in names if name.startswith("inputs")]
+    inputs = [name for name in names if is_input(name)]
     return leaves | {name: operation(leaves[name], make_draws(), config) for name in inputs}
 
 

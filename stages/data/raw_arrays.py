@@ -14,7 +14,7 @@ from stages.contracts.errors import DataError
 from stages.contracts.outputs import IGNORED_TARGET
 from stages.data.image_files import FileArray, ImageFiles
 from stages.data.splits import Arrays
-from stages.data.trees import LeafKind, Ragged, flatten
+from stages.data.trees import LeafKind, Ragged, flatten, is_input
 
 SPAN_BYTES = 1 << 25
 """The part of a file from which rows are gathered before its pages are released."""
@@ -144,12 +144,12 @@ def check(arrays: Arrays, where: str) -> dict[str, CheckedLeaf]:
             )
     if unknown := sorted(set(arrays.kinds) - set(leaves)):
         raise DataError(f"{where}: kinds has {unknown[0]!r}, but the leaves are {', '.join(leaves)}")
-    inputs = [array for name, array in converted.items() if _is_input(name)]
+    inputs = [array for name, array in converted.items() if is_input(name)]
     checked = {}
     for name, array in converted.items():
-        kind = arrays.kinds.get(name) or _infer_kind(array, inputs, is_input=_is_input(name))
+        kind = arrays.kinds.get(name) or _infer_kind(array, None if is_input(name) else inputs)
         checked[name] = CheckedLeaf(array, kind, names[name])
-        _check_leaf(checked[name], None if _is_input(name) else inputs)
+        _check_leaf(checked[name], None if is_input(name) else inputs)
     return checked
 
 
@@ -158,13 +158,9 @@ def _describe_leaf(name: str, titles: Mapping[str, str], where: str) -> str:
     return f"{titles[part]}{dot}{rest}" if part in titles else f"{where}: {name}"
 
 
-def _is_input(name: str) -> bool:
-    return name.partition(".")[0] == "inputs"
-
-
-def _infer_kind(array: Any, inputs: Sequence[Any], *, is_input: bool) -> LeafKind:
-    """Return the kind of a leaf that the source does not name."""
-    if is_input:
+def _infer_kind(array: Any, inputs: Sequence[Any] | None) -> LeafKind:
+    """Return the kind of a leaf that the source does not name; *inputs* are those beside a target."""
+    if inputs is None:
         return "image" if array.ndim == 4 else "number"
     if array.dtype.kind == "f":
         is_boxes = isinstance(array, Ragged) and array.values.shape[1:] == (4,)

@@ -21,7 +21,7 @@ from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.raw_arrays import LazyRows
 from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
-from stages.data.trees import ENDS, LeafKind, Ragged, merge
+from stages.data.trees import ENDS, LeafKind, Ragged, is_input, merge
 from stages.records.safetensors_format import pack_header
 from stages.system.files import open_atomic, write_text
 
@@ -241,10 +241,8 @@ def describe(
     train = leaves["train"]
     for name, columns in leaves.items():
         _check_match(name, train, columns)
-    inputs, targets = (
-        {name: column for name, column in train.items() if name.startswith(part)}
-        for part in ("inputs", "targets")
-    )
+    inputs = {name: column for name, column in train.items() if is_input(name)}
+    targets = {name: column for name, column in train.items() if not is_input(name)}
     counts = {name: _count_leaf(name, leaves) for name in targets}
     per_split = {
         split: merge({name: split_counts and split_counts[split] for name, split_counts in counts.items()})

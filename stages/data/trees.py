@@ -44,6 +44,11 @@ def flatten(tree: Tree, name: str) -> dict[str, Any]:
     return leaves
 
 
+def is_input(name: str) -> bool:
+    """Return whether the leaf *name* is one of the inputs."""
+    return name.partition(".")[0] == "inputs"
+
+
 def unflatten(leaves: Mapping[str, Any], name: str) -> Tree:
     """Return the tree of the *leaves* whose names begin with *name*: the inverse of `flatten`.
 

@@ -10,7 +10,7 @@ import numpy as np
 from stages.data.raw_arrays import CheckedLeaf, check, gather, input_type, is_mapped, release, row_blocks
 from stages.data.sources.tables import TableRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples, find_strata
-from stages.data.trees import LeafKind, Ragged, Tree, flatten, map_leaves, unflatten
+from stages.data.trees import LeafKind, Ragged, Tree, flatten, is_input, map_leaves, unflatten
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
 
 
 def _to_column(name: str, leaf: CheckedLeaf, arrays: Arrays) -> Column:
-    is_input = name.startswith("inputs")
-    dtype = input_type(leaf.array.dtype) if is_input else leaf.stored_type
+    dtype = input_type(leaf.array.dtype) if is_input(name) else leaf.stored_type
     return Column(leaf.array, dtype, moments=arrays.moments if name == "inputs" else None, kind=leaf.kind)
 
 
