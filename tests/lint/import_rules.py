@@ -1,6 +1,8 @@
-"""The rules of the architecture: the tables of permitted imports, and the entries that dvc.yaml must have."""
+"""The rules of the architecture: the tables of permitted imports, dvc.yaml and dvc.lock."""
 
 import ast
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 
@@ -138,6 +140,27 @@ def paths_in_dvc_yaml_are_references(tree: SourceTree) -> Iterator[Finding]:
                 yield Finding("dvc.yaml", 1, f"{name}: write {path} in vars, and a reference to it here")
 
 
+def lockfile_has_the_code_of_the_tree(tree: SourceTree) -> Iterator[Finding]:
+    """dvc.lock has the hash of each folder of code that a stage depends on."""
+    for name, stage in tree.lock["stages"].items():
+        for dep in stage.get("deps", []):
+            if dep["path"].startswith("stages/") and dep["md5"] != _hash_folder(tree, dep["path"]):
+                yield Finding(
+                    "dvc.lock", 1, f"{name}: {dep['path']} was edited: run `dvc repro`, commit dvc.lock"
+                )
+
+
+def _hash_folder(tree: SourceTree, folder: str) -> str:
+    """Return the MD5 of the list of the files in *folder*, as DVC writes it."""
+    files = sorted((name, text) for name, text in tree.files.items() if name.startswith(f"{folder}/"))
+    entries = [{"md5": _md5(text), "relpath": name.removeprefix(f"{folder}/")} for name, text in files]
+    return f"{_md5(json.dumps(entries))}.dir"
+
+
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
 def _imports_below(imports: Iterable[Import], package: str) -> Iterator[Import]:
     return (each for each in imports if each.name.startswith(f"{package}."))
 
@@ -152,4 +175,5 @@ RULES = (
     only_commands_import_inside_functions,
     version_of_a_stage_is_a_literal_that_dvc_tracks,
     paths_in_dvc_yaml_are_references,
+    lockfile_has_the_code_of_the_tree,
 )

@@ -15,7 +15,7 @@ from pages import PROJECT_TEMPLATES, ROOT, Page
 from ruamel.yaml import YAML
 
 TEXT_SUFFIXES = {".md", ".py", ".pyi", ".toml", ".txt", ".yaml"}
-TEXT_NAMES = {"Makefile"}
+TEXT_NAMES = {"Makefile", "dvc.lock"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.ClassDef, *FUNCTIONS)
 BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
@@ -154,6 +154,11 @@ class SourceTree:
     def dvc_yaml(self) -> dict:
         """The content of dvc.yaml."""
         return YAML(typ="safe").load(self.files["dvc.yaml"])
+
+    @cached_property
+    def lock(self) -> dict:
+        """The content of dvc.lock."""
+        return YAML(typ="safe").load(self.files["dvc.lock"])
 
 
 def line_of(text: str, position: int) -> int:

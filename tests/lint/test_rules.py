@@ -5,6 +5,7 @@ import typer
 from import_rules import (
     MAY_IMPORT,
     PIPELINE_LAYERS,
+    lockfile_has_the_code_of_the_tree,
     only_commands_import_inside_functions,
     only_one_module_calls_git,
     parts_import_only_lower_parts,
@@ -194,6 +195,14 @@ VIOLATIONS = [
             "dvc.yaml:1: fit: write stages/model.bin in vars, and a reference to it here",
             "dvc.yaml:1: fit: write data/raw in vars, and a reference to it here",
         ),
+    ),
+    (
+        lockfile_has_the_code_of_the_tree,
+        {
+            "dvc.lock": "stages: {fit: {deps: [{path: stages/models, md5: 0}, {path: data/raw, md5: 1}]}}",
+            "stages/models/a.py": "",
+        },
+        ("dvc.lock:1: fit: stages/models was edited: run `dvc repro`, commit dvc.lock",),
     ),
     (
         imported_packages_are_in_pyproject,
