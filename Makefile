@@ -1,4 +1,4 @@
-# make repro: create .venv and run the pipeline.   make test: create .venv and run every check.
+# make repro: create .venv and run the pipeline.   make test: create .venv and run every check.   make docs: build the site.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the processes of the tests share compiled mo
 PACKAGE ?=
 COUNT ?=
 
-.PHONY: repro test durations fuzz crash mutants long format
+.PHONY: repro test docs durations fuzz crash mutants long format
 
 repro: .venv/installed
 	@mkdir -p -m 700 "$$DVC_SITE_CACHE_DIR"
@@ -26,6 +26,10 @@ test: .venv/installed-test
 	python tests/lint
 	mypy > /dev/null & pytest --numprocesses 3 --dist loadfile  # three on two cores: some tests wait for a server
 	mypy  # its cache was filled beside the tests
+
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	@echo "The site is build/site/index.html, which needs no server."
 
 durations: .venv/installed-test  # after tests were added or changed: the order in which `make test` starts the files
 	pytest --numprocesses 3 --dist loadfile --store-durations
@@ -55,4 +59,9 @@ format: .venv/installed-test
 .venv/installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable ".[test]"
+	touch .venv/installed $@
+
+.venv/installed-docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[docs]"
 	touch .venv/installed $@

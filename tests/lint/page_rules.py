@@ -7,9 +7,13 @@ from posixpath import dirname, join, normpath
 
 from command_line import USAGE_ERROR, parse, walk_commands
 from pages import Page
+from ruamel.yaml import YAML
 from source_tree import Finding, Module, SourceTree, line_of, parse_module
 
 README = "README.md"
+SITE = "mkdocs.yml"
+API_PAGES = "api/"
+"""The folder of the pages that the site makes of docstrings."""
 MAX_README_LINES = 200
 PAGE_LINES = range(20, 91)
 OTHER_PROGRAMS = {".", "cd", "git", "pip", "prefect", "export", "kill", "pytest"}
@@ -100,11 +104,48 @@ def options_on_pages_exist(tree: SourceTree) -> Iterator[Finding]:
 
 
 def links_of_pages_resolve(tree: SourceTree) -> Iterator[Finding]:
-    """Each relative link and image of a page is a file or folder of the repository."""
+    """Each relative link of a page is a file or folder of the repository, and its anchor a heading."""
+    anchors = {page.name: page.sections().keys() for page in tree.pages}
     for page in tree.pages:
-        for target in page.links():
-            if normpath(join(dirname(page.name), target)) not in tree.paths:
+        for target, anchor in page.links():
+            name = normpath(join(dirname(page.name), target)) if target else page.name
+            if name not in tree.paths:
                 yield Finding(page.name, _line(page, f"]({target}"), f"{target} does not exist")
+            elif anchor and anchor not in anchors.get(name, ()):
+                yield Finding(
+                    page.name, _line(page, f"]({target}#{anchor}"), f"{name} has no heading #{anchor}"
+                )
+
+
+def pages_are_in_the_navigation(tree: SourceTree) -> Iterator[Finding]:
+    """Each page is in the navigation of the site, or in its list of pages that the site does not have."""
+    site = YAML(typ="safe").load(tree.files.get(SITE, "{}"))
+    excluded = {name.removeprefix("/") for name in site.get("exclude_docs", "").split()}
+    listed = {name for name in _leaves(site.get("nav", [])) if not name.startswith(API_PAGES)}
+    names = {page.name for page in tree.pages}
+    for name in sorted(names - listed - excluded):
+        yield Finding(SITE, 1, f"{name} is neither in nav nor in exclude_docs")
+    for name in sorted((listed | excluded) - names | listed & excluded):
+        yield Finding(SITE, 1, f"{name} does not exist, or is in both lists")
+    packages = {f"{API_PAGES}{name}.md" for name in _public_packages(tree)}
+    for name in sorted(packages - set(_leaves(site.get("nav", [])))):
+        yield Finding(SITE, 1, f"{name}, the API of a part, is not in nav")
+
+
+def _public_packages(tree: SourceTree) -> Iterator[str]:
+    for name in tree.files:
+        if match := re.fullmatch(r"stages/(.+)/__init__\.pyi", name):
+            yield match[1].replace("/", ".")
+
+
+def _leaves(navigation: object) -> Iterator[str]:
+    """Yield the pages in *navigation*, a tree of lists and of mappings from title to entry."""
+    if isinstance(navigation, str):
+        yield navigation
+        return
+    entries = navigation.values() if isinstance(navigation, dict) else navigation
+    for entry in entries:
+        yield from _leaves(entry)
 
 
 def named_tests_exist(tree: SourceTree) -> Iterator[Finding]:
@@ -155,6 +196,7 @@ RULES = (
     commands_are_documented,
     options_on_pages_exist,
     links_of_pages_resolve,
+    pages_are_in_the_navigation,
     named_tests_exist,
     parts_have_a_page_of_readable_length,
     readme_is_short,

@@ -14,7 +14,7 @@ from command_line import LEARNER
 from pages import PROJECT_TEMPLATES, ROOT, Page
 from ruamel.yaml import YAML
 
-TEXT_SUFFIXES = {".md", ".py", ".pyi", ".toml", ".txt", ".yaml"}
+TEXT_SUFFIXES = {".md", ".py", ".pyi", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_NAMES = {"Makefile", "dvc.lock"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.ClassDef, *FUNCTIONS)

@@ -28,6 +28,7 @@ from page_rules import (
     make_repro_prints_the_model_and_the_next_command,
     named_tests_exist,
     options_on_pages_exist,
+    pages_are_in_the_navigation,
     parts_have_a_page_of_readable_length,
     programs_on_pages_import_names_that_exist,
     readme_is_short,
@@ -271,11 +272,29 @@ VIOLATIONS = [
     (
         links_of_pages_resolve,
         {
-            "a/b.md": "[b](../c)\n[d](d.md#e), [f](#f), [g](https://g)\n[h](h.png)\n",
+            "a/b.md": "[b](../c)\n[d](d.md#e) [f](#f) [g](https://g)\n[h](h.png) [i](../i.md#the-end)\n# `F`\n",
+            "i.md": "[j](a/b.md#f-1) [k](#the-end) [l](#start)\n# The `end`\n```sh\n# Start\n```\n# F\n",
             "c/x.py": "",
             "a/h.png": "",
         },
-        ("a/b.md:2: d.md does not exist",),
+        (
+            "a/b.md:2: d.md does not exist",
+            "i.md:1: a/b.md has no heading #f-1",
+            "i.md:1: i.md has no heading #start",
+        ),
+    ),
+    (
+        pages_are_in_the_navigation,
+        {
+            "mkdocs.yml": "exclude_docs: |\n  /b.md\nnav:\n  - A: a.md\n  - B: [{C: c.md}, api/data.md]\n",
+            **{f"{name}.md": "" for name in "abd"},
+            **{f"stages/{name}/__init__.pyi": "" for name in ("data", "data/sources")},
+        },
+        (
+            "mkdocs.yml:1: d.md is neither in nav nor in exclude_docs",
+            "mkdocs.yml:1: c.md does not exist",
+            "mkdocs.yml:1: api/data.sources.md, the API of a part, is not in nav",
+        ),
     ),
     (
         named_tests_exist,

@@ -35,9 +35,32 @@ class Page:
         return re.split(r"^#+ ", parts[1], flags=re.MULTILINE)[0]
 
     def links(self):
-        """Return the targets of the relative links and images, without anchors."""
+        """Return path and anchor of each link in this repository; the path is empty for this page."""
         targets = re.findall(r"\]\(([^)\s]+)\)", self.text)
-        return [target.partition("#")[0] for target in targets if "://" not in target and target[0] != "#"]
+        return [tuple(target.partition("#")[::2]) for target in targets if "://" not in target]
+
+    def sections(self):
+        """Return the text below each heading, up to the next of the same or a higher level, by its anchor."""
+        text = re.sub(
+            r"^```.*?^```",
+            lambda block: re.sub("^#", " #", block[0], flags=re.M),
+            self.text,
+            flags=re.DOTALL | re.M,
+        )
+        parts = list(re.finditer(r"^(#+) (.+)\n", text, re.MULTILINE))
+        found = {}
+        for number, part in enumerate(parts):
+            ends = (other.start() for other in parts[number + 1 :] if len(other[1]) <= len(part[1]))
+            anchor = anchor_of(part[2])
+            count = sum(re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", known) is not None for known in found)
+            found[f"{anchor}-{count}" if count else anchor] = text[part.end() : next(ends, len(text))]
+        return found
+
+
+def anchor_of(heading):
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    words = re.sub(r"\]\([^)]*\)", "", heading).lower()
+    return re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
 
 
 def pages():
