@@ -272,7 +272,7 @@ VIOLATIONS = [
     (
         links_of_pages_resolve,
         {
-            "a/b.md": "[b](../c)\n[d](d.md#e) [f](#f) [g](https://g)\n[h](h.png) [i](../i.md#the-end)\n# `F`\n",
+            "a/b.md": "[b](../c)\n[d](d.md#e) [f](#f) [g](x://g)\n[h](h.png) [i](../i.md#the-end)\n# `F`\n",
             "i.md": "[j](a/b.md#f-1) [k](#the-end) [l](#start)\n# The `end`\n```sh\n# Start\n```\n# F\n",
             "c/x.py": "",
             "a/h.png": "",
