@@ -11,7 +11,7 @@ from stages.records.config import RecorderConfig
 
 @pytest.mark.parametrize("param", reference_page.REGISTRIES)
 def test_reference_lists_every_kind(param):
-    [entry] = re.findall(rf"\n\*\*`{param}`\*\*.*?(?=\n\*\*`|\n## |\Z)", reference_page.page(), re.DOTALL)
+    [entry] = re.findall(rf"\n### `\w+\.{param}`\n.*?(?=\n##|\Z)", reference_page.page(), re.DOTALL)
 
     assert re.findall(r"\n\* `(\w+)`: ", entry) == list(reference_page.REGISTRIES[param])
 

@@ -69,15 +69,17 @@ def page() -> str:
     }
     parts = [TITLE]
     for name, config in sections.items():
-        parts += [f"## {name}\n", *entries(config)]
+        parts += [f"## {name}\n", *entries(config, f"{name}.")]
     return "\n".join(parts)
 
 
-def entries(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the entry of each field of *config*, of its kinds, and of the sections in it."""
+def entries(config: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Yield the entries of *config*, whose names begin with *prefix*, their kinds, and the sections in it."""
     texts = docstrings_of(config)
     for name, field in config.model_fields.items():
-        yield f"**`{prefix}{name}`**{default_of(field)}\n"
+        yield f"{'##' + '#' * prefix.count('.')} `{prefix}{name}`\n"
+        if default := default_of(field):
+            yield f"{default}\n"
         if name in texts:
             yield texts[name].replace("``", "`") + "\n"
         if name in REGISTRIES:
@@ -160,12 +162,12 @@ def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def default_of(field: FieldInfo) -> str:
     """Return the default of *field* as params.yaml has it; nothing for a section with defaults of its own."""
     if field.is_required():
-        return ", required"
+        return "Required."
     value = field.default
     if isinstance(value, BaseModel) and kind_of(value) is None:
         return ""
     text = plain(value)
-    return "" if "null" in text and value is not None else f", default `{text}`"
+    return "" if "null" in text and value is not None else f"Default: `{text}`."
 
 
 def plain(value: Any) -> str:
