@@ -12,8 +12,10 @@ import pytest
 from dvc.cli.parser import get_main_parser
 from long_tests import long
 from pages import ROOT, page, pages
+from ruamel.yaml import YAML
 from torch.distributed.run import get_args_parser
 
+from pipeline.project.params import Params
 from stages.records import read_item
 
 MNIST = ROOT.parent / "shared" / "mnist"
@@ -235,3 +237,22 @@ def test_benchmark_prints_its_table(script, options, tmp_path):
     ).stdout
 
     assert re.search(r"\d\.\d", printed)
+
+
+def params_of(text):
+    """Return the sections of params.yaml in the YAML block *text*; none if it is of another file."""
+    content = YAML(typ="safe").load(text)
+    return content if isinstance(content, dict) and content.keys() <= Params.model_fields.keys() else {}
+
+
+PARAMS = [
+    pytest.param(content, id=f"{each.name}-{number}")
+    for each in pages()
+    for number, text in enumerate(each.blocks("yaml"), start=1)
+    if (content := params_of(text))
+]
+
+
+@pytest.mark.parametrize("content", PARAMS)
+def test_params_on_a_page_are_valid(content):
+    assert Params.model_validate(content)

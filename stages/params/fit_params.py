@@ -144,7 +144,7 @@ class FitConfig(Config):
     """Seed of the order of samples and of random layers such as dropout."""
     device: Devices = "auto"
     """``auto``, ``cpu``, ``cuda:0``, ``mps``, ``all`` accelerators of this machine, or a list such as
-    ``[cuda:0, cuda:1]``.
+    ``["cuda:0", "cuda:1"]``.
 
     Each entry of a list is a rank: a process that computes its share of every batch. ``[cpu, cpu]`` is two
     processes. The numbers of a run are those of one device up to rounding, so a run resumes on other devices,
