@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from posixpath import dirname, join, normpath
 
@@ -12,6 +13,8 @@ from source_tree import Finding, Module, SourceTree, line_of, parse_module
 
 README = "README.md"
 SITE = "mkdocs.yml"
+QUESTIONS = "tests/lint/questions.toml"
+TROUBLESHOOTING = "pipeline/doctor/troubleshooting.md"
 API_PAGES = "api/"
 """The folder of the pages that the site makes of docstrings."""
 MAX_README_LINES = 200
@@ -47,11 +50,17 @@ def _describe_problem(tree: SourceTree, program: str, *arguments: str) -> str | 
         if f"\n{arguments[0]}:" not in tree.files["Makefile"]:
             return "the Makefile has no such target"
     elif program == "python":
-        if arguments[0] not in tree.paths | {"-m"}:
+        if arguments[0] not in tree.paths | _programs_on_pages(tree) | {"-m"}:
             return "there is no such file"
     elif program not in OTHER_PROGRAMS | PARSED_BY_TESTS:
         return "unknown program"
     return None
+
+
+def _programs_on_pages(tree: SourceTree) -> set[str]:
+    """Return the names of the files that pages show, which are comments in the first lines."""
+    blocks = (block for page in tree.pages for block in page.blocks("python"))
+    return {match[1] for block in blocks if (match := re.match(r"# (\w+\.py)\n", block))}
 
 
 def programs_on_pages_import_names_that_exist(tree: SourceTree) -> Iterator[Finding]:
@@ -148,6 +157,45 @@ def _leaves(navigation: object) -> Iterator[str]:
         yield from _leaves(entry)
 
 
+def questions_are_answered(tree: SourceTree) -> Iterator[Finding]:
+    """The section that a question names has the answer, on a page that two links from the README lead to."""
+    text = tree.files.get(QUESTIONS, "")
+    sections = {page.name: page.sections() for page in tree.pages}
+    reachable = _reach(tree, links=2)
+    for question in tomllib.loads(text).get("question", ()):
+        name, anchor = question["page"], question["anchor"]
+        line = line_of(text, text.find(question["text"]))
+        if anchor not in sections.get(name, ()):
+            yield Finding(QUESTIONS, line, f"{name} has no heading #{anchor}")
+        elif question["answer"] not in sections[name][anchor]:
+            yield Finding(QUESTIONS, line, f"{name}#{anchor} does not contain {question['answer']!r}")
+        if name not in reachable:
+            yield Finding(QUESTIONS, line, f"{name} is more than two links from {README}")
+
+
+def _reach(tree: SourceTree, *, links: int) -> set[str]:
+    """Return the pages to which at most *links* links lead from the README."""
+    targets = {
+        page.name: {normpath(join(dirname(page.name), target)) for target, _ in page.links() if target}
+        for page in tree.pages
+    }
+    reached = {README}
+    for _ in range(links):
+        found = set().union(*(targets.get(name, set()) for name in reached))
+        reached |= found | {f"{name}/{README}" for name in found}
+    return reached
+
+
+def messages_of_troubleshooting_exist(tree: SourceTree) -> Iterator[Finding]:
+    """A message that is a heading of the page of troubleshooting is a text of the code."""
+    page = next((page for page in tree.pages if page.name == TROUBLESHOOTING), Page(TROUBLESHOOTING, ""))
+    code = "".join(module.text for module in tree.modules("stages", "pipeline"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", code)
+    for match in re.finditer(r"^#+ `(.+)`$", page.text, re.MULTILINE):
+        if match[1] not in joined:
+            yield Finding(page.name, line_of(page.text, match.start()), f"no message has {match[1]!r}")
+
+
 def named_tests_exist(tree: SourceTree) -> Iterator[Finding]:
     """Each file of tests/ on a page or in the Makefile exists, and so does a test that is named with it."""
     texts = {page.name: page.text for page in tree.pages} | {"Makefile": tree.files.get("Makefile", "")}
@@ -197,6 +245,8 @@ RULES = (
     options_on_pages_exist,
     links_of_pages_resolve,
     pages_are_in_the_navigation,
+    questions_are_answered,
+    messages_of_troubleshooting_exist,
     named_tests_exist,
     parts_have_a_page_of_readable_length,
     readme_is_short,

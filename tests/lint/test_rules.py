@@ -26,11 +26,13 @@ from page_rules import (
     commands_of_pages_are_accepted,
     links_of_pages_resolve,
     make_repro_prints_the_model_and_the_next_command,
+    messages_of_troubleshooting_exist,
     named_tests_exist,
     options_on_pages_exist,
     pages_are_in_the_navigation,
     parts_have_a_page_of_readable_length,
     programs_on_pages_import_names_that_exist,
+    questions_are_answered,
     readme_is_short,
 )
 from prose_rules import (
@@ -232,6 +234,7 @@ VIOLATIONS = [
         {
             "README.md": CONSOLE % "learner go --number 2 && learner go --numbers 2",
             "a.md": CONSOLE % "python tests/b.py --x  # a comment",
+            "e.md": CONSOLE % "python c.py" + "```python\n# c.py\n```\n",
             "b.md": CONSOLE % "make tests",
             "c.md": CONSOLE % "learner halt",
             "d.md": CONSOLE % "conda install",
@@ -295,6 +298,40 @@ VIOLATIONS = [
             "mkdocs.yml:1: c.md does not exist",
             "mkdocs.yml:1: api/data.sources.md, the API of a part, is not in nav",
         ),
+    ),
+    (
+        questions_are_answered,
+        {
+            "README.md": "[a](a/README.md) [b](b)\n",
+            "a/README.md": "# A\n[c](../c.md)\n## Use\nBuy it.\n### Then\nSell it.\n## End\nNothing.\n",
+            "b/README.md": "# B\nThis.\n",
+            "c.md": "# C\n[d](d.md)\nThat.\n",
+            "d.md": "# D\nNever.\n",
+            "tests/lint/questions.toml": "".join(
+                f'[[question]]\ntext = "{text}"\npage = "{page}"\nanchor = "{anchor}"\nanswer = "{answer}"\n'
+                for text, page, anchor, answer in (
+                    ("What?", "a/README.md", "use", "Sell"),
+                    ("Which?", "b/README.md", "b", "This"),
+                    ("Where?", "c.md", "c", "That"),
+                    ("When?", "d.md", "d", "Never"),
+                    ("Why?", "a/README.md", "use", "Nothing"),
+                    ("How?", "a/README.md", "used", "Buy"),
+                )
+            ),
+        },
+        (
+            "tests/lint/questions.toml:17: d.md is more than two links",
+            "tests/lint/questions.toml:22: a/README.md#use does not contain 'Nothing'",
+            "tests/lint/questions.toml:27: a/README.md has no heading #used",
+        ),
+    ),
+    (
+        messages_of_troubleshooting_exist,
+        {
+            "pipeline/doctor/troubleshooting.md": "# A\n## `would not rerun it`\n## `was not said`\n",
+            "pipeline/a.py": 'print(\n    f"an edit would "\n    "not rerun it"\n)\n',
+        },
+        ("pipeline/doctor/troubleshooting.md:3: no message has 'was not said'",),
     ),
     (
         named_tests_exist,

@@ -36,7 +36,8 @@ class Page:
 
     def links(self):
         """Return path and anchor of each link in this repository; the path is empty for this page."""
-        targets = re.findall(r"\]\(([^)\s]+)\)", self.text)
+        text = re.sub(r"^```.*?^```", "", self.text, flags=re.DOTALL | re.MULTILINE)
+        targets = re.findall(r"\]\(([^)\s]+)\)", text)
         return [tuple(target.partition("#")[::2]) for target in targets if "://" not in target]
 
     def sections(self):
