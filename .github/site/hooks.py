@@ -5,6 +5,7 @@ file leads to the repository.
 """
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath
@@ -22,7 +23,8 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Find the code of this checkout, and not that of an installed package."""
+    """Find the code of this checkout, not that of an installed package, and the address of the repository."""
+    config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = [str(ROOT)]
 
 

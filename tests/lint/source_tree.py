@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -11,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from command_line import LEARNER
-from pages import PROJECT_TEMPLATES, ROOT, Page
+from pages import PROJECT_TEMPLATES, Page
+from repository import ROOT, list_files
 from ruamel.yaml import YAML
 
 TEXT_SUFFIXES = {".md", ".py", ".pyi", ".toml", ".txt", ".yaml", ".yml"}
@@ -118,10 +118,7 @@ class SourceTree:
     @classmethod
     def read(cls) -> "SourceTree":
         """Read the files that git tracks or would track."""
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        names = sorted(name for name in set(listed.split("\0")) if (ROOT / name).is_file())
-        return cls({name: _read(ROOT / name) for name in names}, LEARNER)
+        return cls({name: _read(ROOT / name) for name in list_files()}, LEARNER)
 
     def modules(self, *folders: str, stubs: bool = False) -> Iterator[Module]:
         """Yield the modules below *folders*, and their *stubs*."""

@@ -1,11 +1,10 @@
 """The Markdown pages of the project, with their code blocks, commands and links."""
 
 import re
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from repository import ROOT, list_files
+
 PROJECT_TEMPLATES = ("pipeline/scaffold/template/", "pipeline/scaffold/templates/")
 """The pages in new projects of `learner init`, which have their own tests."""
 
@@ -66,15 +65,8 @@ def anchor_of(heading):
 
 def pages():
     """Return the pages that git tracks or would track, in the order of their names."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    names = [name for name in sorted(set(listed)) if not name.startswith(PROJECT_TEMPLATES)]
-    return [page(name) for name in names if (ROOT / name).exists()]
+    names = [name for name in list_files() if name.endswith(".md")]
+    return [page(name) for name in names if not name.startswith(PROJECT_TEMPLATES)]
 
 
 def page(name):

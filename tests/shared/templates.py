@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -18,9 +17,9 @@ from pathlib import Path
 
 import torch
 from projects import Project
+from repository import ROOT, list_files
 from waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "build/finished"
 NOT_COPIED = ("tests/", "benchmarks/", ".github/", ".ci/", "CHANGELOG.md", "dvc.lock")
 HASHED_PACKAGES = ("torch", "dvc", "numpy")
@@ -126,11 +125,4 @@ def _hash_of_the_project():
 
 def _files_of_the_project():
     """Return the names of the files that a clone would have and that commands or stages may read."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    return [name for name in listed if not name.startswith(NOT_COPIED) and (ROOT / name).is_file()]
+    return [name for name in list_files() if not name.startswith(NOT_COPIED)]
