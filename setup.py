@@ -1,4 +1,4 @@
-"""The README of the package, whose links lead to the repository, because an index of packages has no files."""
+"""The README of the package, with links to the repository, because an index of packages has no files of it."""
 
 import re
 import tomllib
