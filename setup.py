@@ -1,4 +1,4 @@
-"""The README of the package, with links to the repository, because an index of packages has no files of it."""
+"""The README of the package, with links to the repository, because an index of packages has no files."""
 
 import re
 import tomllib

@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class DataLoaderBuilder:
-    """A builder of loaders. Burn's builder of the same name::
+    """A builder of loaders. Burn's builder of the same name:
 
+    ```python
     loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
+    ```
     """
 
     def __init__(self, batcher: Batcher | Callable[[Sequence[Any]], Any]) -> None:

@@ -223,7 +223,7 @@ def load_model(
 ) -> TrainedModel:
     """Return the trained model in the artifact directory *path*, or in the file *path* in one.
 
-    Nothing is unpickled, and no code is run but that of this project::
+    Nothing is unpickled, and no code is run but that of this project:
 
         model = load_model("artifacts")
         labels = model.predict(images).labels

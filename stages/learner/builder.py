@@ -53,8 +53,9 @@ OBJECTS = {
 
 
 class LearnerBuilder:
-    """Builder of a `Learner`, which writes everything below *directory*::
+    """Builder of a `Learner`, which writes everything below *directory*:
 
+    ```python
     learner = (
         LearnerBuilder("artifacts")
         .metrics(AccuracyMetric(), LossMetric())
@@ -63,6 +64,7 @@ class LearnerBuilder:
         .build(model, Adam(), 1e-3)
     )
     model = learner.fit(train, valid)
+    ```
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -431,7 +433,7 @@ class LearnerBuilder:
 
 
 class SupervisedTraining(LearnerBuilder):
-    """A builder with the loaders of the run, as in Burn since 0.20::
+    """A builder with the loaders of the run, as in Burn since 0.20:
 
         training = SupervisedTraining("artifacts", train, valid).metrics(LossMetric()).num_epochs(10)
         result = training.launch(Learner(model, Adam(), 1e-3))

@@ -60,10 +60,12 @@ class EvaluatorOptions:
 
 
 class EvaluatorBuilder:
-    """Builder of an `Evaluator`, which writes its logs to ``<directory>/test/<name>``::
+    """Builder of an `Evaluator`, which writes its logs to ``<directory>/test/<name>``:
 
+    ```python
     evaluator = EvaluatorBuilder("artifacts").metrics(AccuracyMetric()).summary().build(model)
     values = evaluator.eval("mnist", loader)
+    ```
     """
 
     def __init__(self, directory: Path | str) -> None:

@@ -14,7 +14,7 @@ from stages.loggers.line_file import LineFile
 
 
 class ExperimentLog:
-    """A context manager that appends all log records of this process to *path*::
+    """A context manager that appends all log records of this process to *path*:
 
         2024-04-05T01:54:38.471521Z  INFO stages::learner::loop: Executing training step for epoch 1
 

@@ -29,7 +29,7 @@ NORM = r"Norm(\dd)?$"
 
 @dataclass(frozen=True)
 class GroupedOptimizer:
-    r"""The config of an optimizer with options for groups of parameters, and with frozen parameters::
+    r"""The config of an optimizer with options for groups of parameters, and with frozen parameters:
 
         GroupedOptimizer(
             AdamW(learning_rate=1e-3),
