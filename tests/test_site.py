@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from chromium import Browser, find_chromium
 from pages import ROOT
 
 
@@ -50,3 +51,23 @@ def test_site_loads_nothing_from_another_host(site):
         for line in path.read_text().splitlines():
             assert not any(f'{name}="http' in line for name in ("src", "data-src")), (path, line)
             assert not ("<link" in line and 'href="http' in line), (path, line)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if find_chromium() is None:
+        pytest.skip("no chromium is installed")
+    browser = Browser(find_chromium(), tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+@pytest.mark.long  # only a browser runs the search
+def test_search_of_a_page_that_is_opened_as_a_file_shows_results(site, browser):
+    titles = "[...document.querySelectorAll('.md-search-result__item h1')].map(title => title.textContent)"
+
+    browser.open(f"{(site / 'index.html').as_uri()}?q=warm-up+schedules")
+    browser.wait("document.querySelector('.md-search-result__item h1')")
+
+    assert browser.run(titles)[0] == "Warm-up and schedules"
+    assert browser.messages() == []
