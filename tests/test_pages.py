@@ -211,10 +211,10 @@ def run_command(project, command):
 @pytest.mark.skipif(not MNIST.is_dir(), reason="the files of MNIST are not present")
 def test_mnist_trains_to_90_percent_in_one_epoch(project):
     (project.folder.parent / "shared").symlink_to(MNIST.parent)
-    source = ("load_data.source.kind=idx", "load_data.source.path=../shared/mnist")
-    params = [word for value in (*source, "fit.num_epochs=1", "fit.batch_size=256") for word in ("-S", value)]
+    project.edit("params.yaml", "kind: digits\n    path: null", "kind: idx\n    path: ../shared/mnist")
+    project.add_deps()
 
-    text = project.ok("dvc", "exp", "run", *params)
+    text = project.ok("dvc", "exp", "run", "-S", "fit.num_epochs=1", "-S", "fit.batch_size=64")
 
     assert float(re.search(r"valid: Accuracy ([\d.]+)", text)[1]) >= 90
 
