@@ -12,6 +12,8 @@ from stages.models import backward
 
 STRIDE = 4
 """The height and the width of a cell in pixels."""
+RARE = -4.0
+"""The first logits: few cells have a box. Lin et al., "Focal Loss for Dense Object Detection", 2017."""
 
 
 class CenterDetector(nn.Module):
@@ -41,7 +43,6 @@ class CenterDetector(nn.Module):
         )
         self.scores = nn.Conv2d(deep, num_classes["labels"], kernel_size=3, padding=1)
         self.sides = nn.Conv2d(deep, 4, kernel_size=3, padding=1)
-        nn.init.constant_(self.scores.bias, -4.0)  # a box is rare, as in Lin et al., "Focal Loss …", 2017
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, classes, rows, columns) of *images*, and the boxes (B, 4, rows, columns).
@@ -52,7 +53,7 @@ class CenterDetector(nn.Module):
         y, x = (STRIDE * (torch.arange(size, device=images.device) + 0.5) for size in features.shape[2:])
         centers = torch.stack((x.expand(len(y), -1), y[:, None].expand(-1, len(x))))
         near, far = (STRIDE * self.sides(features)).chunk(2, dim=1)
-        return self.scores(features), torch.cat((centers - near, centers + far), dim=1)
+        return self.scores(features) + RARE, torch.cat((centers - near, centers + far), dim=1)
 
     def valid_step(self, batch: Batch) -> DetectionOutput:
         """Return the loss of a batch, the predicted boxes and the targets."""
