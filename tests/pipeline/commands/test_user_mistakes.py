@@ -16,6 +16,7 @@ from stages.contracts.errors import KilledError, RunInterruptedError, UserCodeEr
 from stages.renderers import NoRenderer
 
 ROOT = Path(__file__).parents[3]
+PACKAGES = ("pipeline", "stages")
 PARAMS = """
 create_artifact_dir: {{keep: []}}
 load_data:
@@ -73,7 +74,7 @@ class InProcessProject:
 def trained_folder(tmp_path_factory):
     """Return the folder of a project in which all stages have run."""
     folder = tmp_path_factory.mktemp("trained")
-    for package in ("pipeline", "stages"):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     definition = (ROOT / "dvc.yaml").read_text()
     for folder_of_code in ("stages/models", "stages/data/sources"):
@@ -97,7 +98,9 @@ def trained_folder(tmp_path_factory):
 @pytest.fixture
 def project(trained_folder, tmp_path, monkeypatch):
     folder = tmp_path / "project"
-    shutil.copytree(trained_folder, folder)
+    shutil.copytree(trained_folder, folder, ignore=shutil.ignore_patterns(*PACKAGES))
+    for package in PACKAGES:  # a test only reads them
+        shutil.copytree(trained_folder / package, folder / package, copy_function=os.link)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     yield InProcessProject(folder)
