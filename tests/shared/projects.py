@@ -166,6 +166,13 @@ class Project:
         assert count == 1, "params.yaml has no model in a block"
         path.write_text(text)
 
+    def add_experiment(self, name):
+        """Add an experiment *name* with the files of HEAD, as `dvc exp save` does, and return its commit."""
+        commit = self.ok("git", "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", name).strip()
+        head = self.ok("git", "rev-parse", "HEAD").strip()
+        self.ok("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", commit)
+        return commit
+
     def add_deps(self):
         """Add the missing deps to dvc.yaml."""
         self.call("check", "--no-import", "--fix")

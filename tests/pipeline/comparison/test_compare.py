@@ -212,7 +212,7 @@ def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(with
 
 
 def test_plot_prints_a_mistake_to_standard_error(with_experiments):
-    done = with_experiments.learner("plot", "Los")
+    done = with_experiments.call("plot", "Los")
 
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: no run has a metric 'Los'. Did you mean")
