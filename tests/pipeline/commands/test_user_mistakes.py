@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from long_tests import cases
 from ruamel.yaml import YAML
 
 from pipeline import cli
@@ -573,7 +574,7 @@ def read_fit_entry(project):
     return YAML(typ="safe").load((project.folder / "dvc.lock").read_text())["stages"]["fit"]
 
 
-@pytest.mark.parametrize("run", [lambda project: project.dvc("repro"), lambda project: project.call("run")])
+@pytest.mark.parametrize("run", cases({name: (run,) for name, run in COMMANDS.items()}, ["run"]))
 def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(run, finished):
     (finished.folder / "mine.py").write_text(EXITING_MODULE)
     finished.use_model("mine:Net")
