@@ -169,7 +169,7 @@ def daily(checked_out, server, tmp_path_factory):
 @pytest.mark.parametrize(("cancels", "strategy"), [(False, "ENQUEUE"), (True, "CANCEL_NEW")])
 def test_deployment_has_one_slot(cancels, strategy, project, server, monkeypatch):
     monkeypatch.chdir(project.folder)
-    plan = Plan(f"slot {strategy}", cancels=cancels)
+    plan = Plan(f"slot-{strategy}", cancels=cancels)
 
     with temporary_settings({PREFECT_API_URL: server}):
         _build_deployment(plan, plan.schedule(), {}).apply()
