@@ -167,8 +167,11 @@ class Project:
         path.write_text(text)
 
     def add_experiment(self, name):
-        """Add an experiment *name* with the files of HEAD, as `dvc exp save` does, and return its commit."""
-        commit = self.ok("git", "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", name).strip()
+        """Add an experiment *name* with the tracked files, as `dvc exp save` does, and return its commit."""
+        changed = self.ok("git", "stash", "create").strip()
+        commit = self.ok(
+            "git", "commit-tree", f"{changed or 'HEAD'}^{{tree}}", "-p", "HEAD", "-m", name
+        ).strip()
         head = self.ok("git", "rev-parse", "HEAD").strip()
         self.ok("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", commit)
         return commit
