@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from disk import leave_free, mount_small_disk
-from long_tests import long
 from small_run import run_in_child
 from waiting import wait_until
 
@@ -19,7 +18,8 @@ def fill_after(folder, checkpoint):
     leave_free(folder, 0)
 
 
-@pytest.mark.parametrize("command", [long("dvc repro"), "learner run"])
+@pytest.mark.long  # pipeline/engine/test_reproduce.py: the command; test_crash.py: full disks
+@pytest.mark.parametrize("command", COMMANDS)
 def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(command, finished, tmp_path):
     """The previous outputs are restored, or the message contains the command that restores them."""
     disk = tmp_path / "disk"
