@@ -47,8 +47,9 @@ def _shorten_timeout(settings: Settings) -> Settings:
     global _shortened  # noqa: PLW0603  settings have no hash, and two threads may both compute the result
     if (last := _shortened) and last[0] is settings:
         return last[1]
-    changes = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
-    changed = settings.copy_with_update(updates=changes)
+    changed = settings.copy_with_update(
+        updates={PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
+    )
     _shortened = settings, changed
     return changed
 
