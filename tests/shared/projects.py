@@ -168,7 +168,7 @@ class Project:
 
     def add_experiment(self, name):
         """Add an experiment *name* with the tracked files, as `dvc exp save` does, and return its commit."""
-        changed = self.ok("git", "stash", "create").strip()
+        changed = self.run("git", "stash", "create").out.strip()  # exits with 1 if nothing has changed
         commit = self.ok(
             "git", "commit-tree", f"{changed or 'HEAD'}^{{tree}}", "-p", "HEAD", "-m", name
         ).strip()
