@@ -167,8 +167,8 @@ COMMANDS = {
     "runs sync": [("runs", "sync")],
 }
 """A command to its arguments: the names in the project, and names that the user has pasted."""
-PRINTED = {"status", "summary", "compare", "plot", "records show", "runs list"}
-"""Commands that print names of the project without an error; ``make long`` tries the others in a pipe."""
+PRINTED = {"status", "compare", "records show"}
+"""Commands that print names of the project in a pipe, one of each kind; ``make long`` tries the others."""
 
 
 def find_controls(text):

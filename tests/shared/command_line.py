@@ -1,11 +1,15 @@
 """The commands of ``learner``, and its parser."""
 
-import typer
-from typer.main import get_command
+from functools import cache
+
+import typer.main
 
 from pipeline.cli import app
 
-LEARNER = get_command(app)
+typer.main.get_command = cache(
+    typer.main.get_command
+)  # it takes 40 ms, which a process of `learner` does once
+LEARNER = typer.main.get_command(app)
 USAGE_ERROR = typer.BadParameter.__base__
 
 
