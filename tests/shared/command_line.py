@@ -6,9 +6,7 @@ import typer.main
 
 from pipeline.cli import app
 
-typer.main.get_command = cache(
-    typer.main.get_command
-)  # it takes 40 ms, which a process of `learner` does once
+typer.main.get_command = cache(typer.main.get_command)  # 40 ms, once in a process of `learner`
 LEARNER = typer.main.get_command(app)
 USAGE_ERROR = typer.BadParameter.__base__
 

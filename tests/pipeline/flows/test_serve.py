@@ -179,7 +179,6 @@ def test_deployment_has_one_slot(cancels, strategy, project, server, monkeypatch
     assert deployment["concurrency_options"]["collision_strategy"] == strategy
 
 
-@pytest.mark.long  # test_recorded_runs.py: the same of a run that `learner run` starts
 def test_run_of_a_deployment_completes(daily):
     assert daily.final_state == "Completed"
 
@@ -211,7 +210,6 @@ def test_command_is_refused_while_a_run_uses_the_workspace(daily):
     assert "this project is in use by pid" in daily.command_while_first_runs.err
 
 
-@pytest.mark.long  # test_recorded_runs.py
 def test_each_stage_is_a_task_run(daily):
     assert daily.api.tasks(daily.first, 5) == [(name, "Completed") for name in STAGES]
     assert "up to date" in daily.status
