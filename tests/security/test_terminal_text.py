@@ -132,6 +132,7 @@ COMMANDS = {
     "resume": [("resume", REF, "--epoch", "1", "--no-run"), ("resume", NAME, "--epoch", "1")],
     "stage": [("stage", NAME)],
     "check": [("check",)],
+    "params": [("params",), ("params", "--json")],
     "status": [("status",), ("status", NAME)],
     "data": [("data", "--split", NAME)],
     "summary": [("summary",), ("summary", NAME)],

@@ -6,8 +6,8 @@ import typer.main
 
 from pipeline.cli import app
 
+LEARNER = typer.main.get_command(app)  # its own, as a command keeps the help option of its first context
 typer.main.get_command = cache(typer.main.get_command)  # 40 ms, once in a process of `learner`
-LEARNER = typer.main.get_command(app)
 USAGE_ERROR = typer.BadParameter.__base__
 
 

@@ -16,6 +16,7 @@ IN_PROCESS = (
     "compare",
     "data",
     "doctor",
+    "params",
     "plot",
     "records",
     "runs",
