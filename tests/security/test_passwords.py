@@ -70,7 +70,9 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("command", ["doctor --timeout 1", long("doctor --timeout 1 --json"), "params", "params --json"])
+@pytest.mark.parametrize(
+    "command", ["doctor --timeout 1", long("doctor --timeout 1 --json"), "params", "params --json"]
+)
 def test_commands_print_no_password(folder, command):
     ended = run_in_pipe(folder, *command.split(), PREFECT_API_URL=API)
 
