@@ -43,8 +43,8 @@ crash: .venv/installed-test
 mutants: .venv/installed-test  # PACKAGE=optim for one package, COUNT=40 for a smaller sample
 	python tests/mutation/mutants.py $(PACKAGE) $(if $(COUNT),--count $(COUNT)) --jobs 2
 
-long: .venv/installed-test  # the tests that `make test` skips, then those of flows on PostgreSQL; every night in CI
-	LEARNER_TEST_LONG=1 pytest -m long --numprocesses 3 --dist loadfile
+long: .venv/installed-test  # the tests and examples that `make test` skips, then flows on PostgreSQL; every night in CI
+	LEARNER_TEST_LONG=1 pytest -m "long or hypothesis" --numprocesses 3 --dist loadfile
 	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest $(addprefix tests/pipeline/flows/,test_serve.py test_flow_runs.py test_recorded_runs.py)
 
 format: .venv/installed-test

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.options import flag
-from pipeline.commands.project import check, init, status, versions
+from pipeline.commands.project import check, init, params, status, versions
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import resume, run, serve, stage
 from pipeline.commands.runs import app as runs_app
@@ -28,7 +28,7 @@ COMMANDS_WITHOUT_CHECKS = (None, "init")
 """Commands before which `_root` checks nothing in the current folder; None is a call without one."""
 COMMANDS_WITHOUT_PROJECT = ("records", "summary")
 """Commands that use only the files in their arguments."""
-READING_COMMANDS = ("check", "status", "compare", "plot", "doctor", "runs", "versions")
+READING_COMMANDS = ("check", "params", "status", "compare", "plot", "doctor", "runs", "versions")
 """Commands that neither run a project's code nor depend on its params.yaml."""
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -67,7 +67,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, resume, stage, check, status, data, summary, evaluate, predict, lr_find, compare, plot),
+    *(run, resume, stage, check, params, status, data, summary, evaluate, predict, lr_find, compare, plot),
     *(sweep, serve, doctor, init, versions),
 )
 for command in COMMANDS:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from forked_programs import stop_server
 from hypothesis import settings
+from long_tests import IS_LONG, examples
 from projects import Project
 from psutil import virtual_memory
 from templates import finished_template, fresh, read_repro_output, short
@@ -20,7 +21,7 @@ from stages.devices import prepare_portable
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic tests need it before CUDA is used
 prepare_portable()  # the shipped params.yaml is portable, and a process chooses its kernels only once
-settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
+settings.register_profile("no deadline", deadline=None, max_examples=examples(100))  # the machine may be busy
 settings.load_profile("no deadline")
 
 pytest_plugins = ["file_order"]
@@ -38,7 +39,7 @@ NO_ACCELERATOR = "no accelerator found; run `benchmarks/gpu.py --check` on a mac
 
 def pytest_collection_modifyitems(items):
     """Skip the long tests, which ``make long`` runs, and those that need a CUDA device."""
-    reasons = {} if os.environ.get("LEARNER_TEST_LONG") else {"long": LONG}
+    reasons = {} if IS_LONG else {"long": LONG}
     if not torch.cuda.is_available():
         reasons["gpu"] = NO_ACCELERATOR
     for item in items:

@@ -2,21 +2,21 @@
 
 import importlib
 import re
-import subprocess
-import sys
+import tempfile
 
 import pytest
 import torch
 from long_tests import long
 from pages import ROOT
+from projects import Project
 
 BENCHMARKS = ROOT / "benchmarks"
 TINY = ["--device", "cpu", "--quick"]
 
 
 def run(*options):
-    command = [sys.executable, BENCHMARKS / "gpu.py", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    project = Project(BENCHMARKS, tempfile.gettempdir())
+    return project.fork("gpu", *map(str, options))
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_chec
 
     finished = run(*TINY, "--check", "--out", out)
 
-    results = dict(re.findall(r"^([\w-]+) +(ok|skipped|FAILED) ", finished.stdout, re.MULTILINE))
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    results = dict(re.findall(r"^([\w-]+) +(ok|skipped|FAILED) ", finished.out, re.MULTILINE))
+    assert finished.code == 0, finished.out + finished.err
     assert results.keys() == gpu_checks.CHECKS.keys()
     skipped = {name for name, result in results.items() if result == "skipped"}
     assert {name for name in skipped if not name.startswith(("captured-", "capture-", "steps-"))} == {
@@ -42,17 +42,17 @@ def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_chec
         "visible-devices",
         "wrong-label",
     }
-    assert out.read_text() == finished.stdout
+    assert out.read_text() == finished.out
 
 
 @pytest.mark.parametrize("row", ["gpt2", long("gpt2-compiled")])
 def test_table_has_a_line_for_each_loop(row):
     finished = run(*TINY, "--only", row)
 
-    assert finished.returncode == 0, finished.stderr
-    lines = re.findall(rf"^\| {row} \| [^|]+ \| \d+\.\d \| \d+ \|", finished.stdout, re.MULTILINE)
+    assert finished.code == 0, finished.err
+    lines = re.findall(rf"^\| {row} \| [^|]+ \| \d+\.\d \| \d+ \|", finished.out, re.MULTILINE)
     assert len(lines) == 2
-    assert re.search(r"\| \d+\.\d\d \| ≥ [\d.]+ \|", finished.stdout)
+    assert re.search(r"\| \d+\.\d\d \| ≥ [\d.]+ \|", finished.out)
 
 
 def test_row_in_progress_is_in_the_file(tmp_path, monkeypatch):
@@ -70,8 +70,8 @@ def test_row_in_progress_is_in_the_file(tmp_path, monkeypatch):
 def test_machine_without_an_accelerator_is_reported_in_one_line():
     finished = run()
 
-    assert (finished.returncode, finished.stderr) == (0, "")
-    assert re.fullmatch("no accelerator found; .+\n", finished.stdout)
+    assert (finished.code, finished.err) == (0, "")
+    assert re.fullmatch("no accelerator found; .+\n", finished.out)
 
 
 def test_check_fails_if_a_file_differs_or_is_missing(gpu_checks, tmp_path):
@@ -87,5 +87,5 @@ def test_check_fails_if_a_file_differs_or_is_missing(gpu_checks, tmp_path):
 def test_failed_check_sets_the_exit_code():
     finished = run("--device", "no device", "--quick", "--only", "repeat-mlp")
 
-    assert finished.returncode == 1
-    assert re.search(r"^repeat-mlp +FAILED .+ BuilderError: unknown device", finished.stdout, re.MULTILINE)
+    assert finished.code == 1
+    assert re.search(r"^repeat-mlp +FAILED .+ BuilderError: unknown device", finished.out, re.MULTILINE)

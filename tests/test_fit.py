@@ -109,6 +109,44 @@ def test_build_of_torch_and_the_machine_change_no_tracked_output(tmp_path, monke
     assert made[1] == made[2] == made[0]
 
 
+def test_fit_of_more_epochs_resumes_and_equals_an_uninterrupted_fit(tmp_path, capsys):
+    fit_epochs(tmp_path / "resumed", 2)
+    capsys.readouterr()
+
+    resumed = fit_epochs(tmp_path / "resumed", 3)
+
+    printed = capsys.readouterr().out
+    assert "after epoch 2" in printed
+    assert "epoch 1/3" not in printed
+    assert read_results(resumed) == read_results(fit_epochs(tmp_path / "straight", 3))
+
+
+def test_fit_of_fewer_epochs_starts_over(tmp_path, capsys):
+    fit_epochs(tmp_path, 2)
+    capsys.readouterr()
+
+    artifacts = fit_epochs(tmp_path, 1)
+
+    assert "epoch 1/1" in capsys.readouterr().out
+    assert [path.name for path in (artifacts / "train").iterdir()] == ["epoch-1"]
+
+
+def fit_epochs(folder, count, **config):
+    """Fit for *count* epochs, as DVC does after it has removed the outputs, and return their directory."""
+    shutil.rmtree(folder / "artifacts", ignore_errors=True)
+    paths = prepare(folder)
+    fit(FitConfig(num_epochs=count, num_workers=0, device="cpu", **config), paths)
+    return folder / "artifacts"
+
+
+def read_results(artifacts):
+    """Return the content of each output of fit in *artifacts*, by its path."""
+    names = ("checkpoint", "train", "valid", "plots", "metrics.json")
+    paths = [path for name in names for path in [artifacts / name, *(artifacts / name).rglob("*")]]
+    return {str(path.relative_to(artifacts)): path.read_bytes() for path in paths if path.is_file()}
+
+
+@pytest.mark.long  # the test of fit of more epochs
 def test_run_with_more_epochs_resumes_and_equals_uninterrupted_run(finished, tmp_path):
     """The results are equal in the workspace and in an isolated copy."""
     uninterrupted, isolated = (finished.copied_to(tmp_path / name) for name in ("straight", "isolated"))
@@ -146,19 +184,10 @@ def test_finished_run_without_an_entry_in_dvc_lock_is_not_trained_again(finished
     shutil.rmtree(finished.folder / "artifacts/checkpoint")
     (finished.folder / "dvc.lock").unlink()
 
-    output = reproduce(finished)
+    output = finished.call("run").ok()
 
     assert "is already finished" in output
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
-
-
-def test_run_with_fewer_epochs_starts_over(finished):
-    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
-
-    output = finished.call("run", "fit").ok()
-
-    assert "epoch 1/1" in output
-    assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
 
 
 @pytest.fixture(scope="module")
@@ -255,12 +284,10 @@ def test_full_disk_is_reported_before_training(tmp_path):
         check_space(tmp_path, 10**18)
 
 
-def test_required_space_is_limited_by_the_number_of_epochs(finished):
-    finished.edit("params.yaml", "save_model:", "  keep: {last: 1000000000}\nsave_model:")
+def test_required_space_is_limited_by_the_number_of_epochs(tmp_path):
+    artifacts = fit_two_epochs(tmp_path, "mlp", keep={"last": 10**9})
 
-    finished.call("run", "fit").ok()
-
-    assert (finished.folder / "artifacts/checkpoint/trainer-1.mpk.gz").exists()
+    assert (artifacts / "checkpoint/trainer-1.mpk.gz").exists()
 
 
 def test_status_prints_the_state_of_the_run(finished):

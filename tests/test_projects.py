@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from long_tests import long
 from templates import finished_template
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -36,7 +37,7 @@ def read_state():
     }
 
 
-@pytest.mark.parametrize("arguments", [["check", "--unknown"], ["status", "--json"], ["chekc"]])
+@pytest.mark.parametrize("arguments", [long(["check", "--unknown"]), ["status", "--json"], long(["chekc"])])
 def test_call_returns_the_outcome_of_a_process(finished, arguments):
     assert finished.call(*arguments) == finished.learner(*arguments)
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from long_tests import cases
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from small_runs import train
@@ -81,8 +82,17 @@ class Falling:
         return Mean(1.0 / step.epoch, 1)
 
 
-@pytest.mark.parametrize("recorder", FORMATS)
-@pytest.mark.parametrize("checkpoint", ["named_mpk", "bin", "burnpack"])
+CHECKPOINTS = ("named_mpk", "bin", "burnpack")
+PAIRS = {
+    f"{checkpoint}-{recorder}": (checkpoint, recorder) for checkpoint in CHECKPOINTS for recorder in FORMATS
+}
+"""Each format of checkpoints with each format of models; a pair for each format of models is not long."""
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "recorder"),
+    cases(PAIRS, [f"{CHECKPOINTS[i % 3]}-{recorder}" for i, recorder in enumerate(FORMATS)]),
+)
 def test_model_in_each_format_is_that_of_a_checkpoint_in_each_format(tmp_path, checkpoint, recorder):
     inputs = np.random.default_rng(1).random((40, 3))
     np.savez(tmp_path / "data.npz", inputs=inputs, targets=np.arange(40) % 2)

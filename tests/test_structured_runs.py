@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from long_tests import cases
 from PIL import Image
 from stage_runs import load, read_outputs, train
 from torch import nn
@@ -160,9 +161,15 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("names", "model", "params"), RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("steps", [2, 5])
-def test_interrupted_run_equals_an_uninterrupted_one(names, model, params, steps, archive, tmp_path):
+INTERRUPTED = {f"{steps}-{name}": (steps, *RUNS[name]) for steps in (2, 5) for name in RUNS}
+"""Runs that are interrupted in the first epoch, and in the second."""
+
+
+@pytest.mark.parametrize(
+    ("steps", "names", "model", "params"),
+    cases(INTERRUPTED, ["5-masks", "2-no targets", "5-two views", "2-several"]),
+)
+def test_interrupted_run_equals_an_uninterrupted_one(steps, names, model, params, archive, tmp_path):
     for name in ("whole", "resumed"):
         load(tmp_path / name, of(archive, *names))
 
@@ -207,7 +214,9 @@ def write_images(folder, images, masks):
     return {"kind": "image_folder", "path": str(folder / "images"), "masks": str(folder / "masks")}
 
 
-@pytest.mark.parametrize("options", [{}, {"size": [8, 12], "ignored": 2}], ids=["plain", "resized"])
+@pytest.mark.parametrize(
+    "options", cases({"plain": ({},), "resized": ({"size": [8, 12], "ignored": 2},)}, ["resized"])
+)
 def test_index_of_masks_gives_the_run_of_tensors(options, tmp_path):
     source = write_images(tmp_path, *draw_squares()) | options
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
-from stages.contracts.errors import ParamsError
+from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_text
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
@@ -29,12 +29,28 @@ AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 Quiet = Annotated[bool, flag("--quiet", "Write nothing to standard output.", "-q")]
 Verbose = Annotated[bool, flag("--verbose", "Write debug logs and full tracebacks.", "-v")]
 
+
+def complete_param(incomplete: str) -> list[tuple[str, str]]:
+    """Return ``KEY=`` for each param that begins with *incomplete*, with its present value as the help."""
+    from pipeline.project.params import list_params
+
+    try:
+        return [
+            (f"{key}=", f"{json.dumps(value)}{'' if is_set else ', the default'}")
+            for key, value, is_set in list_params()
+            if key.startswith(incomplete)
+        ]
+    except StageError:  # no params.yaml, or one with mistakes, of which `learner check` prints a list
+        return []
+
+
 SetParams = Annotated[
     list[str],
     typer.Option(
         "--set-param",
         "-S",
         metavar="KEY=VALUE",
+        autocompletion=complete_param,
         help="Param to override, in the syntax of `dvc exp run -S`; a known one needs no plus. Repeatable.",
         show_default="none",
     ),

@@ -1,5 +1,6 @@
 """The commands about a project: ``learner init``, ``check``, ``versions`` and ``status``."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import flag
+from pipeline.commands.options import AsJson, flag, print_json
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error, print_line, print_text
 
@@ -65,6 +66,23 @@ def check(
         print_text(line)
     if params.save_model.note:
         print_text(params.save_model.note)
+
+
+def params(*, as_json: AsJson = False) -> None:
+    """Print all params with their values, and which of them are defaults that params.yaml does not set.
+
+    The page stages/params/reference.md describes each.
+
+    Example: learner params --json
+    """
+    from pipeline.project.params import list_params
+
+    listed = list(list_params())
+    if as_json:
+        print_json({key: {"value": value, "is_default": not is_set} for key, value, is_set in listed})
+        return
+    for key, value, is_set in listed:
+        print_line(f"{key}: {json.dumps(value)}{'' if is_set else '  # default'}")
 
 
 def versions() -> None:

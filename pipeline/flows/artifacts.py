@@ -14,9 +14,9 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.context import FlowRunContext, TaskRunContext
+from prefect.context import FlowRunContext, SettingsContext, TaskRunContext, get_settings_context
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, Settings
 
 from stages.contracts.events import NoRenderer, Progress
 from stages.contracts.history import History, Split
@@ -33,11 +33,25 @@ FINAL_UPDATE_SECONDS = 5.0
 @contextmanager
 def short_timeout_client() -> Iterator[SyncPrefectClient]:
     """Yield a client of the API that makes each request once, with a timeout of ten seconds."""
-    with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}),
-        get_client(sync_client=True) as client,
-    ):
+    context = get_settings_context()
+    short = SettingsContext(profile=context.profile, settings=_shorten_timeout(context.settings))
+    with short, get_client(sync_client=True) as client:
         yield client
+
+
+_shortened: tuple[Settings, Settings] | None = None
+"""The last settings that `_shorten_timeout` has received, and the result: it takes 0.3 s."""
+
+
+def _shorten_timeout(settings: Settings) -> Settings:
+    global _shortened  # noqa: PLW0603  settings have no hash, and two threads may both compute the result
+    if (last := _shortened) and last[0] is settings:
+        return last[1]
+    changed = settings.copy_with_update(
+        updates={PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
+    )
+    _shortened = settings, changed
+    return changed
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 OUR_PACKAGES = ("stages", "pipeline")
 INSTALLED = ("site-packages", "dist-packages", "node_modules")
+METADATA = (".egg-info", ".dist-info")
+"""Endings of the names of folders that describe an installed package."""
 PACKAGE = "__init__.py"
 """The module of a package. One without a statement changes nothing, and need not be in deps."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
@@ -67,7 +69,7 @@ def is_of_project(path: Path) -> bool:
     return not (
         parts[:1] == ("..",)
         or parts[:1] in [(name,) for name in OUR_PACKAGES]
-        or any(part in INSTALLED or part.startswith(".") for part in parts)
+        or any(part in INSTALLED or part.startswith(".") or part.endswith(METADATA) for part in parts)
     )
 
 

@@ -1,11 +1,13 @@
 """params.yaml as one model: a section for each stage, and the checks across sections."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
+from pydantic_core import to_jsonable_python
 
+from pipeline.project.snapshot import ABSENT, look_up
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import Config, Use
 from stages.contracts.errors import ParamsError
@@ -58,6 +60,38 @@ class Params(Config):
 def read_params(path: Path = PARAMS) -> Params:
     """Return the params in *path*, with all defaults. Raises `ParamsError` with a line for each mistake."""
     return validate_params(read_yaml(path), path)
+
+
+class Param(NamedTuple):
+    """A param of a valid params.yaml."""
+
+    key: str
+    """With dots, such as ``fit.num_epochs``."""
+    value: Any
+    """A value that JSON has, of the type that the stage receives."""
+    is_set: bool
+    """Whether params.yaml has the key; the value is the default otherwise."""
+
+
+def list_params(path: Path = PARAMS) -> Iterator[Param]:
+    """Yield all params in the order of their sections. Raises as `read_params` does.
+
+    The arguments of a part that is not built in are those that params.yaml has.
+    """
+    content = read_yaml(path)
+    return _iterate(validate_params(content, path), content, "")
+
+
+def _iterate(config: BaseModel, content: Any, prefix: str) -> Iterator[Param]:
+    """Yield the params of *config*, whose keys begin with *prefix*, and are set in *content* or not."""
+    for name, value in config:
+        key = f"{prefix}{name}"
+        found = look_up(content, name)
+        if isinstance(value, BaseModel):
+            is_bare = isinstance(found, str) and found is not ABSENT
+            yield from _iterate(value, {"kind": found} if is_bare else found, f"{key}.")
+        else:
+            yield Param(key, to_jsonable_python(value), found is not ABSENT)
 
 
 def validate_params(content: Any, path: Path) -> Params:

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 import stages
-from pipeline.project.imports import INSTALLED, is_of_project
+from pipeline.project.imports import INSTALLED, METADATA, is_of_project
 from pipeline.project.named_files import OpenWatch
 from stages.system.files import sha256
 
@@ -195,7 +195,8 @@ class ReadRecorder:
         if path.startswith(self._folder):
             return is_of_project(Path(path[len(self._folder) :]))
         is_of_machine = path.startswith(SYSTEM) and not path.startswith(MEMORY)
-        is_installed = "/." in path or any(f"/{name}/" in path for name in INSTALLED)
+        marks = (*(f"/{name}/" for name in INSTALLED), *(f"{name}/" for name in METADATA), "/.")
+        is_installed = any(mark in path for mark in marks)
         return not (is_of_machine or is_installed or path.endswith(".py"))
 
     def _find_reader(self, frame: FrameType | None) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.text import (
     format_age,
@@ -80,14 +81,14 @@ def test_tie_in_the_last_digit_is_rounded_up_as_in_rust(value, text):
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_float32_is_formatted_as_in_rust(value):
     if abs(math.frexp(value)[0]) != 0.5:  # around a power of two the spacing is uneven
         assert number(value) == (as_rust_displays(value) if value else number(value))
 
 
 @given(st.integers(1, 2**27).map(lambda n: 2 * n + 1), st.integers(10, 28))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_tie_is_formatted_as_in_rust(odd, bits):
     assert number(odd / 2**bits) == as_rust_displays(odd / 2**bits)
 

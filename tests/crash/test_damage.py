@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from file_damage import delete_tree
-from long_tests import long
+from long_tests import cases, long
 from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
 from stages.contracts.events import Interrupter
@@ -65,8 +65,8 @@ def flip_bit(path, place):
 
 
 SHORT_FILES = (
-    *("metrics.json", "plots/Loss.tsv", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz"),
-    *("checkpoint/trainer-4.mpk.gz", "key.json", "finished.json"),
+    *("metrics.json", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz", "key.json"),
+    "finished.json",
 )
 BIT_FLIPS = [
     *((name, 0.5) if name in SHORT_FILES else long(name, 0.5) for name in STORE_FILES),
@@ -133,21 +133,23 @@ def interrupted(reference, tmp_path_factory):
     return interrupted_run
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train/epoch-1/Loss.log",
-        long("train/epoch-3/Loss.log"),
-        "checkpoint/model-2.mpk.gz",
-        long("learner.json"),
-        long("logs.jsonl"),
-    ],
+DAMAGES = {"changed": lambda path: flip_bit(path, 0.5), "missing": lambda path: path.unlink()}
+DAMAGED_FILES = (
+    "train/epoch-1/Loss.log",
+    "train/epoch-3/Loss.log",
+    "checkpoint/model-2.mpk.gz",
+    "learner.json",
+    "logs.jsonl",
 )
+DAMAGED = {f"{damage}-{name}": (damage, name) for damage in DAMAGES for name in DAMAGED_FILES}
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda path: flip_bit(path, 0.5), lambda path: path.unlink()], ids=["changed", "missing"]
+    ("damage", "name"),
+    cases(DAMAGED, ["changed-train/epoch-1/Loss.log", "missing-checkpoint/model-2.mpk.gz"]),
 )
-def test_damaged_file_of_interrupted_run_is_recreated(name, damage, interrupted, reference):
-    damage(interrupted.store() / name)
+def test_damaged_file_of_interrupted_run_is_recreated(damage, name, interrupted, reference):
+    DAMAGES[damage](interrupted.store() / name)
 
     code, _, message = run_in_child(lambda: interrupted.fit(FOUR_EPOCHS))
 
@@ -168,7 +170,8 @@ def test_run_that_was_finished_on_other_devices_is_published_with_a_line(referen
 
 
 @pytest.mark.parametrize(
-    ("target", "step", "is_replaced"), [("store", 3, False), ("store", 21, True), ("runs", 3, True)]
+    ("target", "step", "is_replaced"),
+    [("store", 3, False), long("store", 21, True), ("runs", 3, True)],
 )
 def test_deletion_of_store_during_run_stops_run(target, step, is_replaced, new_run):
     def delete():

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from disk import leave_free, mount_small_disk
-from long_tests import long
 from small_run import run_in_child
 from waiting import wait_until
 
@@ -19,7 +18,8 @@ def fill_after(folder, checkpoint):
     leave_free(folder, 0)
 
 
-@pytest.mark.parametrize("command", [long("dvc repro"), "learner run"])
+@pytest.mark.long  # pipeline/engine/test_reproduce.py: the command; test_crash.py: full disks
+@pytest.mark.parametrize("command", COMMANDS)
 def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(command, finished, tmp_path):
     """The previous outputs are restored, or the message contains the command that restores them."""
     disk = tmp_path / "disk"
@@ -28,9 +28,9 @@ def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(comma
     def run():
         mount_small_disk(disk, 128 << 10)
         project = finished.copied_to(disk / "project")
-        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 5")
+        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 4")
         before = project.files("artifacts")
-        filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-3"), daemon=True)
+        filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-2"), daemon=True)
         filler.start()
         done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
         return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())

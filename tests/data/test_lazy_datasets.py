@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from long_tests import long
 from stage_runs import load, read_outputs, train
 
 from stages import data
@@ -68,7 +69,7 @@ def test_load_data_stores_no_sample_and_reading_a_split_reads_none(tmp_path):
     assert prepared.info.leaves["targets"].kind == "mask"
 
 
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("steps", [2, long(5)])
 def test_interrupted_run_with_workers_equals_an_uninterrupted_one(steps, tmp_path):
     """The random numbers of a sample depend on the epoch and its index."""
     source = SOURCE | {"lazy": True, "factory": {"kind": NAME, "noise": 0.3}}

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from long_tests import covering_cases
 
 from stages.contracts.errors import CheckpointError
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
@@ -68,8 +69,10 @@ def builder():
     return DataLoaderBuilder(NormalizeBatcher()).batch_size(4)
 
 
-@pytest.mark.parametrize("dataset", [IN_MEMORY, Ordinary(), Rows()], ids=["in memory", "ordinary", "rows"])
-@pytest.mark.parametrize("workers", [1, 2])
+DATASETS = {"in memory": IN_MEMORY, "ordinary": Ordinary(), "rows": Rows()}
+
+
+@pytest.mark.parametrize(("dataset", "workers"), covering_cases(DATASETS, [1, 2], strength=1))
 def test_workers_do_not_change_the_batches(dataset, workers):
     alone = builder().shuffle(7).build(dataset)
     helped = builder().shuffle(7).num_workers(workers).build(dataset)
@@ -87,9 +90,10 @@ NOISY = {
 }
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
-def test_workers_do_not_change_random_numbers(dataset, batcher, seed):
+@pytest.mark.parametrize(("noisy_data", "seed"), covering_cases(NOISY, [None, 7], strength=1))
+def test_workers_do_not_change_random_numbers(noisy_data, seed):
+    dataset, batcher = noisy_data
+
     def inputs(epoch, workers):
         made = DataLoaderBuilder(batcher).batch_size(4).num_workers(workers)
         loader = (made if seed is None else made.shuffle(seed)).build(dataset)
@@ -186,10 +190,9 @@ def at(loader, epoch, position):
     return [(batch.inputs.numpy().tobytes(), batch.targets.tolist()) for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
-def test_loader_with_a_position_yields_the_rest_of_the_epoch(dataset, batcher, seed, workers):
+@pytest.mark.parametrize(("noisy_data", "seed", "workers"), covering_cases(NOISY, [None, 7], [0, 2]))
+def test_loader_with_a_position_yields_the_rest_of_the_epoch(noisy_data, seed, workers):
+    dataset, batcher = noisy_data
     made = DataLoaderBuilder(batcher).batch_size(3).num_workers(workers)
     loader = (made if seed is None else made.shuffle(seed)).build(dataset)
     whole = at(loader, 2, 0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from long_tests import covering_cases
 from torch import nn
 
 from stages.contracts.config import Use
@@ -160,8 +161,7 @@ def test_epoch_values_equal_evaluation_one_by_one(dataset, kind, tmp_path):
     assert one_by_one["Loss"] == pytest.approx(float(total) / sum(y.numel() for _, y in outputs), rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("position", [0, 1, 12, 13])
+@pytest.mark.parametrize(("seed", "position"), covering_cases([None, 7], [0, 1, 12, 13], strength=1))
 def test_bucketed_batches_are_a_function_of_seed_and_epoch(seed, position):
     def read(workers, first):
         loader = build(Texts(), seed=seed, bucket=True, workers=workers)

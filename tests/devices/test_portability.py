@@ -30,6 +30,7 @@ from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.devices import prepare_portable
+from stages.optim import Adam
 from stages.renderers import NoRenderer
 
 class Net(ClassificationStep, torch.nn.Sequential):
@@ -49,7 +50,7 @@ batches = [(torch.randn(32, 1, 12, 12), torch.randint(10, (32,))) for _ in range
 builder = LearnerBuilder(sys.argv[1]).metrics(LossMetric()).num_threads(1).num_epochs(2)
 builder = builder.renderer(NoRenderer())
 builder = builder.portable() if is_portable else builder
-learner = builder.build(net, torch.optim.Adam(net.parameters()), 1e-3)
+learner = builder.build(net, Adam(), 1e-3)
 learner.fit(batches, batches)
 print(hashlib.md5(b"".join(each.detach().numpy().tobytes() for each in net.parameters())).hexdigest())
 """
@@ -60,10 +61,15 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_program(folder, *arguments, **variables):
-    """Run PROGRAM as on the CPU that *variables* imitate, without the variables of this process."""
+    """Run PROGRAM as on the CPU that *variables* imitate."""
+    return run_process(PROGRAM, str(folder), *arguments, **variables)
+
+
+def run_process(code, *arguments, **variables):
+    """Run *code* in a process with *variables* instead of those of a portable run."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), *arguments],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         env=environment | variables,
         capture_output=True,
@@ -94,6 +100,23 @@ def test_usual_run_has_other_bits_on_another_cpu(tmp_path):
     assert here != other
 
 
+LATE = """
+import torch
+from stages.devices.compute_settings import check_kernels
+
+torch.ones(64, 64) @ torch.ones(64, 64)  # ATEN and MKL choose their kernels here
+check_kernels(torch.device("cpu"))
+"""
+
+
+def test_kernels_of_a_process_that_has_computed_are_refused():
+    refused = run_process(LATE)
+
+    assert refused.returncode == 1
+    assert "this process has computed already. Call stages.devices.prepare_portable() at" in refused.stderr
+
+
+@pytest.mark.long  # the test before
 def test_portable_run_in_a_process_that_has_computed_is_refused(tmp_path):
     refused = run_program(tmp_path, "portable", "late")
 

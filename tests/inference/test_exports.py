@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from long_tests import long
 from small_runs import prepare, train
 
 from stages import load_model
@@ -91,13 +92,20 @@ def call_numpy(logits):
     return torch.tensor(np.tanh(logits.tolist()), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+DIFFERS = "an output of the program differs from that of the model by 0.001; at most"
+BRANCHES = "torch.export cannot trace the model: Could not guard on data-dependent"
+CALLS = "torch.export cannot trace the model: "
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("kind", "change", "message"),
     [
-        (differ_if_exported, "an output of the program differs from that of the model by 0.001; at most"),
-        (branch_on_a_value, "torch.export cannot trace the model: Could not guard on data-dependent"),
-        (call_numpy, "torch.export cannot trace the model: "),
+        ("onnx", differ_if_exported, DIFFERS),
+        ("pt2", branch_on_a_value, BRANCHES),
+        ("pt2", call_numpy, CALLS),
+        long("pt2", differ_if_exported, DIFFERS),
+        long("onnx", branch_on_a_value, BRANCHES),
+        long("onnx", call_numpy, CALLS),
     ],
 )
 def test_program_with_other_outputs_is_refused(run, tmp_path, kind, change, message):
@@ -142,7 +150,7 @@ class Words(ClassificationStep, torch.nn.Module):
         return ClassificationOutput(self.loss(logits, batch.targets), logits, batch.targets)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.parametrize("kind", [long("onnx"), "pt2"])
 def test_program_takes_sequences_of_any_length(tmp_path, kind):
     lengths = np.arange(1, 41) % 6 + 1
     rows = np.where(np.arange(6) < lengths[:, None], 1 + np.arange(40)[:, None] % 8, 0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from long_tests import covering_cases
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -60,8 +61,7 @@ def assert_equal(one, other):
     assert all(torch.equal(each, other[name]) for name, each in one.items())
 
 
-@pytest.mark.parametrize("name", AVERAGES)
-@pytest.mark.parametrize("stop", STEPS)
+@pytest.mark.parametrize(("name", "stop"), covering_cases([*AVERAGES], [*STEPS], strength=1))
 def test_resumed_run_equals_uninterrupted_run(start, tiny, tmp_path, name, stop):
     run(start, tiny, AVERAGES[name], tmp_path / "uninterrupted")
 

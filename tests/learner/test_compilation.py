@@ -99,7 +99,7 @@ def test_every_step_of_a_compiled_model_is_compiled_and_its_files_are_those_of_t
     assert backend.calls == 7
 
 
-@pytest.mark.parametrize("ways", [(wrapped, plain), (plain, wrapped), (submodule, wrapped)])
+@pytest.mark.parametrize("ways", [(wrapped, plain), (plain, wrapped), long((submodule, wrapped))])
 def test_run_resumes_with_and_without_compilation(ways, tmp_path):
     for epochs, make in enumerate(ways, start=1):
         fit(tmp_path / "resumed", make(Backend()), epochs)
@@ -136,7 +136,7 @@ def test_evaluator_runs_a_compiled_model_compiled(tmp_path):
 
 def test_compiled_model_without_steps_is_rejected_by_its_own_name(tmp_path):
     with pytest.raises(BuilderError, match="Linear has no train_step"):
-        LearnerBuilder(tmp_path).build(torch.compile(nn.Linear(1, 1)), Adam())
+        LearnerBuilder(tmp_path).build(torch.compile(nn.Linear(1, 1), backend=Backend()), Adam())
 
 
 def test_compile_in_place_without_effect_logs_a_warning(tmp_path, caplog):

@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from long_tests import covering_cases
 from torch import nn
 from torch.nn import functional
 
@@ -105,8 +106,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(("make", "kind"), covering_cases(OPTIMIZERS, [*KINDS], strength=1))
 def test_trained_weights_equal_those_of_a_textbook_loop(make, kind, tmp_path):
     step, prepare = KINDS[kind]
 

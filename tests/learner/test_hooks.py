@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from long_tests import covering_cases
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -160,8 +161,9 @@ def test_hooks_of_a_resumed_run_receive_the_position(stop_after, expected, start
     assert recorder.events[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("stop_after", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("case", ["state", "built in", "schedule-free"])
+@pytest.mark.parametrize(
+    ("case", "stop_after"), covering_cases(["state", "built in", "schedule-free"], STEPS, strength=1)
+)
 def test_resumed_run_with_hooks_equals_uninterrupted_run(case, stop_after, start, tiny, tmp_path):
     def fit(directory, stop_after=None):
         hooks = {

@@ -6,6 +6,7 @@ The device `meta` takes long, so most tests read those of `FEW` steps in one.
 import pytest
 import torch
 from host_synchronization import BatchesOnDevice, CountSynchronizations
+from long_tests import covering_cases
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder, metering
@@ -110,8 +111,10 @@ def train(directory, bad_batch, optimizer):
     return str(caught.value), weights, (directory / "train/epoch-1/Loss.log").read_text()
 
 
-@pytest.mark.parametrize("optimizer", [Adam(), Sgd(momentum=0.9), Sgd()])
-@pytest.mark.parametrize("bad_batch", [2, 65, 100])
+OPTIMIZERS = {"adam": Adam(), "sgd with momentum": Sgd(momentum=0.9), "sgd": Sgd()}
+
+
+@pytest.mark.parametrize(("bad_batch", "optimizer"), covering_cases([2, 65, 100], OPTIMIZERS, strength=1))
 def test_guard_on_the_device_leaves_the_error_weights_and_logs_of_the_guard_on_the_host(
     bad_batch, optimizer, tmp_path, monkeypatch
 ):

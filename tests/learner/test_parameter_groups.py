@@ -68,9 +68,9 @@ def states_by_path(path):
     return {state.path: state.value.value for state in read_item(path).values()}
 
 
-def run(start, tiny, optimizer, directory, stop_after=None):
+def run(start, tiny, optimizer, directory, stop_after=None, epochs=3):
     """Train, or resume; *stop_after* is the number of steps after which the run is interrupted."""
-    builder = start(directory).checkpoint("auto").summary()
+    builder = start(directory, epochs).checkpoint("auto").summary()
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     learner = builder.build(net(), optimizer, Scheduler(0.01, Cosine(num_iters=20)))
     learner.fit(*tiny[1]())
@@ -79,10 +79,10 @@ def run(start, tiny, optimizer, directory, stop_after=None):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_resumed_run_with_groups_equals_uninterrupted_run(start, tiny, kind, tmp_path):
-    run(start, tiny, grouped(kind), tmp_path / "uninterrupted")
+    run(start, tiny, grouped(kind), tmp_path / "uninterrupted", epochs=2)
 
-    run(start, tiny, grouped(kind), tmp_path / "resumed", stop_after=8)
-    learner = run(start, tiny, grouped(kind), tmp_path / "resumed")
+    run(start, tiny, grouped(kind), tmp_path / "resumed", stop_after=8, epochs=2)
+    learner = run(start, tiny, grouped(kind), tmp_path / "resumed", epochs=2)
 
     assert learner.resumed == "in epoch 2, after batch 2 of training"
     assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")

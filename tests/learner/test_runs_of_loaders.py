@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from long_tests import long
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -57,7 +58,7 @@ def uninterrupted(tmp_path_factory):
     return run(tmp_path_factory.mktemp("uninterrupted"))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 2, long(1), long(4)])
 def test_augmented_run_that_was_stopped_within_an_epoch_equals_uninterrupted_run(
     workers, uninterrupted, tmp_path
 ):
@@ -106,7 +107,7 @@ def run_texts(directory, workers=0, stop_after=None):
     return train(directory, config, prepared, TextNet, stop_after)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [long(0), 2])
 def test_run_with_buckets_that_was_stopped_within_an_epoch_equals_uninterrupted_run(workers, tmp_path):
     uninterrupted = run_texts(tmp_path / "uninterrupted")
 

@@ -57,7 +57,7 @@ def use(kind):
 def run(start, tiny, schedule, directory, stop_after=None):
     """Train, or resume; *stop_after* is the number of steps after which the run is interrupted."""
     net, loaders = tiny
-    builder = start(directory).checkpoint("auto").metric_train_numeric(LearningRateMetric())
+    builder = start(directory, epochs=2).checkpoint("auto").metric_train_numeric(LearningRateMetric())
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     learner = builder.build(net(), Sgd(learning_rate=0.1, momentum=0.9, dampening=0.0), schedule)
     learner.fit(*loaders())
@@ -66,7 +66,7 @@ def run(start, tiny, schedule, directory, stop_after=None):
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_resumed_run_equals_uninterrupted_run_for_each_scheduler_of_torch(start, tiny, kind, tmp_path):
-    """The run of 3 epochs of 6 steps is interrupted within the second epoch."""
+    """The run of 2 epochs of 6 steps is interrupted within the second epoch."""
     run(start, tiny, use(kind), tmp_path / "uninterrupted")
 
     run(start, tiny, use(kind), tmp_path / "resumed", stop_after=8)

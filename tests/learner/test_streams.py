@@ -3,6 +3,7 @@
 import datasets
 import pytest
 import torch
+from long_tests import covering_cases, long
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -139,8 +140,20 @@ def test_limit_is_the_length_of_an_epoch_of_an_endless_stream(tmp_path):
     assert model.seen == {Split.TRAIN: 12, Split.VALID: 6}
 
 
-@pytest.mark.parametrize(("count", "limits"), [(10, {}), (None, {"train": 5, "valid": 2})])
-@pytest.mark.parametrize("interrupt_after", [3, 5, 7])
+LIMITS = {"train": 5, "valid": 2}
+
+
+@pytest.mark.parametrize(
+    ("count", "limits", "interrupt_after"),
+    [
+        (10, {}, 3),
+        (None, LIMITS, 5),
+        (10, {}, 7),
+        long(None, LIMITS, 3),
+        long(10, {}, 5),
+        long(None, LIMITS, 7),
+    ],
+)
 def test_run_interrupted_in_a_stream_resumes_exactly(tmp_path, count, limits, interrupt_after):
     fit(tmp_path / "resumed", *loaders(count), limits=limits, interrupt_after=interrupt_after)
     fit(tmp_path / "resumed", *loaders(count), limits=limits)
@@ -149,8 +162,7 @@ def test_run_interrupted_in_a_stream_resumes_exactly(tmp_path, count, limits, in
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-@pytest.mark.parametrize("interrupt_after", [3, 6, 9])
+@pytest.mark.parametrize(("name", "interrupt_after"), covering_cases([*STATEFUL], [3, 6, 9], strength=1))
 def test_run_interrupted_in_a_stream_with_a_position_resumes_exactly(tmp_path, caplog, name, interrupt_after):
     """Batch 6 is the last of the first epoch. Hugging Face's state depends on the position it began at."""
     make, ignored = STATEFUL[name], ("trainer",) if name == "hugging face" else ()

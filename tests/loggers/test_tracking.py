@@ -277,6 +277,7 @@ def test_run_finishes_without_the_server_of_mlflow(tmp_path, caplog):
     assert "took more than 1 seconds" in caplog.text or "ended with 1" in caplog.text
 
 
+@pytest.mark.long  # test_tracker_receives_the_description_each_epoch_and_the_end
 def test_wandb_stores_a_run_offline(tmp_path, caplog):
     pytest.importorskip("wandb")
     use = Use(kind="wandb", mode="offline", project="digits", wait_seconds=600)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import examples
+from sklearn import config_context
 from sklearn import metrics as sklearn
 from torchmetrics.functional.text import word_error_rate
 
@@ -152,9 +154,16 @@ class Case:
     oracle: Any
 
 
-def case(metric, outputs, oracle):
+def case(metric, outputs, oracle, *marks):
     name = f"{metric.name}, {outputs.__name__}"
-    return pytest.param(Case(metric, outputs, oracle), id=name)
+    return pytest.param(Case(metric, outputs, oracle), id=name, marks=marks)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_checks_of_scikit_learn():
+    """Skip the checks of scikit-learn's arguments, which take half of the time of its scores."""
+    with config_context(assume_finite=True, skip_parameter_validation=True):
+        yield
 
 
 COUNTED = [
@@ -164,24 +173,30 @@ COUNTED = [
         count_score(score, average, decide, **options)
         if decide
         else likeliest_score(score, average, **options),
+        *([pytest.mark.long] if (row + column + number) % 2 else []),
     )
-    for kind, score, options in [
-        (PrecisionMetric, sklearn.precision_score, {}),
-        (RecallMetric, sklearn.recall_score, {}),
-        (lambda **rule: FBetaScoreMetric(2.0, **rule), sklearn.fbeta_score, {"beta": 2.0}),
-    ]
-    for average in ("macro", "micro")
-    for outputs, rule, decide in [
-        (of_classes, {"top_k": 1}, None),
-        (of_classes, {"top_k": 2}, likeliest(2)),
-        (of_classes, {"threshold": 0.5}, predict_at_threshold),
-        (of_labels, {"threshold": 0.5}, predict_at_threshold),
-        (binary, {"threshold": 0.5}, predict_at_threshold),
-        (of_classes, {}, None),
-        (of_labels, {}, predict_at_threshold),
-        (binary, {}, predict_at_threshold),
-    ]
+    for row, (kind, score, options) in enumerate(
+        [
+            (PrecisionMetric, sklearn.precision_score, {}),
+            (RecallMetric, sklearn.recall_score, {}),
+            (lambda **rule: FBetaScoreMetric(2.0, **rule), sklearn.fbeta_score, {"beta": 2.0}),
+        ]
+    )
+    for column, average in enumerate(("macro", "micro"))
+    for number, (outputs, rule, decide) in enumerate(
+        [
+            (of_classes, {"top_k": 1}, None),
+            (of_classes, {"top_k": 2}, likeliest(2)),
+            (of_classes, {"threshold": 0.5}, predict_at_threshold),
+            (of_labels, {"threshold": 0.5}, predict_at_threshold),
+            (binary, {"threshold": 0.5}, predict_at_threshold),
+            (of_classes, {}, None),
+            (of_labels, {}, predict_at_threshold),
+            (binary, {}, predict_at_threshold),
+        ]
+    )
 ]
+"""Each pair of a metric, an average and a rule is also in a case that is not long."""
 
 AREAS = [
     case(kind(reduction=average), outputs, area(score, average))
@@ -249,7 +264,7 @@ def in_batches(output, cuts, ordered):
 
 @pytest.mark.parametrize("case", COUNTED + AREAS + OTHERS)
 @given(cuts=st.lists(st.integers(0, N), max_size=6), seed=st.integers(0, 999), ordered=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_epoch_value_does_not_depend_on_batching(case, cuts, seed, ordered):
     output = case.outputs(torch.Generator().manual_seed(seed))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.outputs import SequenceOutput
 from stages.metrics import CharErrorRate, WordErrorRate
@@ -28,7 +29,7 @@ def levenshtein(one, other):
 
 
 @given(references=ROWS, predictions=ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_edit_distances_equal_levenshtein_per_row(references, predictions):
     found = edit_distances(padded(references), padded(predictions, 7), PAD)
 

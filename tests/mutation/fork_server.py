@@ -59,7 +59,7 @@ def main():
         with contextlib.suppress(Exception):
             if not is_own(name, copy):
                 importlib.import_module(name)
-    settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
+    settings.register_profile("mutants", deadline=None, derandomize=True, database=None, max_examples=100)
     settings.load_profile("mutants")
     for line in sys.stdin:
         answers.write(json.dumps(answer(copy, json.loads(line))) + "\n")

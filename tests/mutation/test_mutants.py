@@ -91,6 +91,7 @@ def test_constant_is_tested_by_every_test_that_time_allows(mutants_of):
     assert Baseline(tests, [], []).covering(mutants_of("limit = 1\n")[0]) == ["b::2", "a::1", "b::1"]
 
 
+@pytest.mark.long  # test_edit_of_one_function_keeps_keys_of_others
 def test_draw_is_proportional_to_files_and_repeatable():
     mutants = [each for file in PACKAGES["runs"].files(ROOT)[:4] for each in find_mutants(ROOT, file)]
     drawn = draw(mutants, 20)
@@ -185,6 +186,7 @@ def rows(folder):
     return {row["after"]: row["outcome"] for row in map(json.loads, lines)}
 
 
+@pytest.mark.long  # the tests of the outcomes
 def test_run_reports_survivors_and_does_not_change_project(tiny):
     done = run(tiny, "--least", "99")
 

@@ -12,9 +12,10 @@ from ruamel.yaml import YAML
 
 from pipeline.commands.training import parse_source
 from pipeline.flows.server_outage import read_seconds
-from pipeline.project.params import Params, read_params
+from pipeline.project.params import PARAMS as PARAMS_FILE
+from pipeline.project.params import Params, read_params, validate_params
 from pipeline.project.params_edit import override_params
-from pipeline.project.yaml_files import parse_yaml
+from pipeline.project.yaml_files import parse_yaml, read_yaml
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError, StageError
 from stages.data import load_source
@@ -469,8 +470,13 @@ def write_params(folder, content):
 
 def read_mistakes(path):
     """Return the first line of each mistake that reading *path* reports."""
+    return list_mistakes(read_yaml(path), path)
+
+
+def list_mistakes(content, path=PARAMS_FILE):
+    """Return the first line of each mistake in *content*, which takes a tenth of reading it from a file."""
     with pytest.raises(ParamsError) as caught:
-        read_params(path)
+        validate_params(content, path)
     assert caught.value.exit_code == 2
     first, *lines = str(caught.value).splitlines()
     assert first == f"{path} is not valid:"
@@ -482,12 +488,11 @@ def read_mistakes(path):
     ROWS,
     ids=[f"{row[0]}:{row[1].get('kind', '')}.{row[2]}" for row in ROWS],
 )
-def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, shape, tmp_path):
-    read_params(write_params(tmp_path, build_content(path, base)))
+def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, shape):
+    validate_params(build_content(path, base), PARAMS_FILE)
 
     for value in WRONG_VALUES[shape]:
-        wrong = write_params(tmp_path, build_content(path, base | {key: value}))
-        found = read_mistakes(wrong)
+        found = list_mistakes(build_content(path, base | {key: value}))
 
         assert len(found) == 1, (value, found)
         assert f"{path}.{key}" in found[0], (value, found)
@@ -495,12 +500,16 @@ def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, s
         assert ". ." not in found[0], (value, found)
 
 
-@pytest.mark.parametrize("name", ["unknown", "kid"])
-def test_unknown_key_is_refused_with_the_known_keys_of_its_section(name, tmp_path):
-    for path, base, keys in PARAMS:
-        wrong = write_params(tmp_path, build_content(path, base | {name: 1}))
+def test_each_wrong_value_is_read_from_a_file_as_it_is(tmp_path):
+    content = read_yaml(write_params(tmp_path, WRONG_VALUES))
 
-        (line,) = read_mistakes(wrong)
+    assert {*map(repr, content.items())} == {*map(repr, WRONG_VALUES.items())}
+
+
+@pytest.mark.parametrize("name", ["unknown", "kid"])
+def test_unknown_key_is_refused_with_the_known_keys_of_its_section(name):
+    for path, base, keys in PARAMS:
+        (line,) = list_mistakes(build_content(path, base | {name: 1}))
         assert line.startswith(f"  {path}.{name}: unknown key.")
         assert set(line.partition(" Known: ")[2].split(", ")) >= set(keys)
 
@@ -513,10 +522,10 @@ def find_config_classes(annotation):
     return set().union(*map(find_config_classes, get_args(annotation)))
 
 
-def test_every_param_of_every_section_is_in_the_table(tmp_path):
+def test_every_param_of_every_section_is_in_the_table():
     tested = set()
     for path, base, keys in PARAMS + PARTS:
-        config = read_params(write_params(tmp_path, build_content(path, base)))
+        config = validate_params(build_content(path, base), PARAMS_FILE)
         for name in path.split("."):
             config = config[int(name)] if name.isdigit() else getattr(config, name)
         tested |= {(type(config), key) for key in keys}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.errors import RecordError
 from stages.records.bincode_reader import WITH_U16, decode
@@ -90,7 +91,7 @@ ITEMS = st.dictionaries(KEYS, TREES, min_size=1, max_size=5)
 
 
 @given(ITEMS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tree_is_restored_with_itself_as_example(item):
     record = read(written(item), item)
 
@@ -99,7 +100,7 @@ def test_tree_is_restored_with_itself_as_example(item):
 
 
 @given(ITEMS, st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_corrupt_file_is_refused_or_read(item, data):
     content = bytearray(written(item))
     for _ in range(data.draw(st.integers(1, 3))):

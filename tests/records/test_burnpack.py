@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.errors import RecordError
 from stages.records import cbor
@@ -118,7 +119,7 @@ def test_truncated_burn_file_is_refused_at_every_length(burns_own):
 
 
 @given(RECORDS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tree_is_restored_with_ids_numbers_and_texts(record):
     found = read(written(record))
 
@@ -129,7 +130,7 @@ def test_tree_is_restored_with_ids_numbers_and_texts(record):
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_corrupt_file_is_refused_or_read(record, data):
     content = bytearray(written(record))
     size = int.from_bytes(content[6:10], "little") + 10

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.errors import RecordError
 from stages.records.gzip_stream import BLOCK, CHUNK, GzipReader, write_compressed, write_stored
@@ -125,11 +126,11 @@ def test_error_of_the_content_or_of_the_disk_is_raised_after_the_threads_have_en
     assert set(threading.enumerate()) <= set(before)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     level=st.sampled_from([0, 1, 6, 9]),
     parts=st.lists(
-        st.tuples(st.sampled_from(["noise", "zeros", "text"]), st.integers(0, 200_000)), max_size=6
+        st.tuples(st.sampled_from(["noise", "zeros", "text"]), st.integers(0, 50_000)), max_size=6
     ),
     flush=st.sampled_from([zlib.Z_NO_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]),
     steps=st.lists(st.integers(1, 100_000), min_size=1, max_size=5),

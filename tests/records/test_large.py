@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from long_tests import long
 from torch import nn
 
 from stages.contracts.errors import CheckpointError, RecordError
@@ -47,7 +48,7 @@ def test_recorder_reads_zeros_that_it_wrote(kind, precision, tmp_path):
     assert not back.any()
 
 
-@pytest.mark.parametrize("make", [NamedMpkBytesRecorder, BinBytesRecorder])
+@pytest.mark.parametrize("make", [NamedMpkBytesRecorder, long(BinBytesRecorder)])
 def test_bytes_recorder_reads_zeros_that_it_wrote(make):
     item = {"weight": torch.zeros(SHAPE)}
     recorder = make()
@@ -56,8 +57,8 @@ def test_bytes_recorder_reads_zeros_that_it_wrote(make):
 
 
 def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
-    """Adam's moments of rows that no batch contained are zero: 154 MB that compress 1000 to 1."""
-    model = nn.Embedding(300_000, 64)
+    """Adam's moments of rows that no batch contained are zero: 72 MB that compress 1000 to 1."""
+    model = nn.Embedding(140_000, 64)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.arange(9)).square().sum().backward()
     optimizer.step()
@@ -72,7 +73,7 @@ def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("named_mpk_gz", 2_000),
+        ("named_mpk_gz", 1_400),
         pytest.param("named_mpk", 2_000, marks=pytest.mark.long),
         pytest.param("bin_gz", 2_000, marks=pytest.mark.long),
         pytest.param("json_gz", 2_000, marks=pytest.mark.long),

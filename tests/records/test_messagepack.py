@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import examples, long
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import ByteReader, Skipped
@@ -76,7 +77,7 @@ def test_every_tree_is_restored_and_rewritten_byte_for_byte(tree):
     assert packed(plain(back)) == data
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(numbers=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), times=st.integers(400, 4000))
 def test_long_number_lists_of_any_width_are_read_as_arrays(numbers, times):
     numbers = numbers * times
@@ -239,7 +240,9 @@ except RecordError as error:
 """
 
 
-@pytest.mark.parametrize("filler", [b"\x80", b"\xc0", b"\xc4\x00", b"\x81\xa0\x80", b"\x91\x80"])
+@pytest.mark.parametrize(
+    "filler", [b"\x80", b"\xc0", *map(long, (b"\xc4\x00", b"\x81\xa0\x80", b"\x91\x80"))]
+)
 def test_small_values_cannot_use_many_times_the_file_size(filler):
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, filler.hex()], capture_output=True, text=True, check=True

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from host_synchronization import CountSynchronizations
+from long_tests import covering_cases
 from torch import nn
 
 from stages.contracts.errors import RecordError
@@ -116,8 +117,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    covering_cases([*OPTIMIZERS], [torch.float32, torch.float64, torch.bfloat16], strength=1),
+)
 def test_resumed_optimizer_equals_uninterrupted_one_bit_for_bit(kind, dtype):
     module = build_net(dtype=dtype)
     optimizer = OPTIMIZERS[kind](module.parameters())

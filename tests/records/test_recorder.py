@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import covering_cases, examples
 from pydantic import ValidationError
 from torch import nn
 
@@ -53,7 +54,7 @@ MODULES = {
 }
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(tree=trees)
 def test_every_tree_is_restored(tree, tmp_path_factory):
     path = tmp_path_factory.mktemp("record") / "item"
@@ -76,13 +77,13 @@ def test_every_tensor_is_restored_bit_for_bit(dtype, shape, tmp_path):
     assert torch.equal(back, tensor)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", RECORDERS)
-@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=TORCH_DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "kind", "precision"), covering_cases(TORCH_DTYPES, RECORDERS, [*PRECISIONS])
+)
 def test_every_recorder_writes_and_reads_its_precision(kind, precision, dtype, tmp_path):
     tensor = torch.randint(0, 2, (2, 3)).to(dtype)
     item = {"weight": tensor, "list": [tensor, tensor]}
-    recorder = RECORDERS[kind](PRECISIONS[precision])
+    recorder = kind(PRECISIONS[precision])
 
     path = recorder.record(item, tmp_path / "item")
     back = recorder.load(path, from_plain(to_plain(item), "the example"))
@@ -97,13 +98,15 @@ def test_every_recorder_writes_and_reads_its_precision(kind, precision, dtype, t
     assert torch.equal(back["list"][1], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", RECORDERS)
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+FLOAT_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "precision", "dtype"), covering_cases(MODULES, RECORDERS, [*PRECISIONS], FLOAT_DTYPES)
+)
 def test_any_file_loads_into_a_module_of_any_dtype(make, kind, precision, dtype, tmp_path):
     source, target = make(), make().to(dtype)
-    recorder = RECORDERS[kind](PRECISIONS[precision])
+    recorder = kind(PRECISIONS[precision])
 
     path = recorder.record(record_of(source), tmp_path / "model")
     example = from_plain(to_plain(record_of(target)), "the example")

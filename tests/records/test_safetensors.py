@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from long_tests import examples
 
 from stages.contracts.errors import RecordError
 from stages.records import dotted_names as flat
@@ -118,7 +119,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_record_is_restored_completely(record):
     found = read(written(record))
 
@@ -128,7 +129,7 @@ def test_record_is_restored_completely(record):
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_corrupt_file_is_refused_or_read(record, data):
     content = bytearray(written(record))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -173,7 +174,7 @@ def test_reference_numpy_loader_reads_written_file():
     ),
     st.dictionaries(KEYS.filter(lambda key: key != "burn"), st.text(max_size=5), max_size=2),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_file_of_reference_implementation_is_read(named, texts):
     tensors = {name: torch.ones(shape).to(TORCH[dtype]) for name, (dtype, shape) in named.items()}
 

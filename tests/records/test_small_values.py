@@ -6,6 +6,7 @@ import struct
 
 import msgpack
 import pytest
+from long_tests import long
 
 from stages.contracts.errors import RecordError
 from stages.records.formats import FORMATS, read
@@ -14,7 +15,8 @@ from stages.records.named_records import build_metadata
 from stages.records.precision import FullPrecision
 
 METADATA = vars(build_metadata("NamedMpkGzFileRecorder", FullPrecision))
-MANY = 20_000_000
+COUNTS = pytest.mark.parametrize("count", [1_000_000, long(15_000_000)])
+"""Numbers of values that are above the limits of a small file."""
 
 
 def packed(unit, count):
@@ -33,38 +35,36 @@ def bincode(unit, count):
     return texts + b"\xfb" + struct.pack("<H", count // 40_000) + inner * (count // 40_000)
 
 
+@COUNTS
 @pytest.mark.parametrize(
-    ("form", "content", "like"),
+    ("form", "build", "unit", "like"),
     [
-        ("named_mpk_gz", packed(b"\xc0", 50_000_000), None),
-        ("named_mpk_gz", packed(b"\x80", MANY), None),
-        ("named_mpk_gz", packed(b"\xa1a", MANY), None),
-        ("json_gz", text(b"{}", MANY), None),
-        ("json_gz", text(b'"a"', MANY // 2), None),
-        ("bin_gz", bincode(b"\0", MANY), [[None]]),
-        ("bin_gz", bincode(b"", MANY), [[{}]]),
+        ("named_mpk_gz", packed, b"\xc0", None),
+        ("named_mpk_gz", packed, b"\x80", None),
+        ("named_mpk_gz", packed, b"\xa1a", None),
+        ("json_gz", text, b"{}", None),
+        ("json_gz", text, b'"a"', None),
+        ("bin_gz", bincode, b"\0", [[None]]),
+        ("bin_gz", bincode, b"", [[{}]]),
     ],
 )
-def test_file_may_have_one_value_per_byte(form, content, like, tmp_path):
+def test_file_may_have_one_value_per_byte(form, build, unit, like, count, tmp_path):
     path = tmp_path / f"bomb{FORMATS[form].suffix}"
-    path.write_bytes(gzip.compress(content, 9))
+    path.write_bytes(gzip.compress(build(unit, count), 9))
     allowed = LEAST_VALUES + path.stat().st_size
 
     with pytest.raises(RecordError, match=f"(more than|over) {allowed} .*values"):
         read(path, like=like)
 
 
+@COUNTS
 @pytest.mark.parametrize(
-    ("form", "content"),
-    [
-        ("named_mpk_gz", packed(b"\x00\xcc\xff", MANY)),
-        ("json_gz", text(b"0", MANY)),
-        ("json_gz", text(b"1.5", MANY // 2)),
-    ],
+    ("form", "build", "unit"),
+    [("named_mpk_gz", packed, b"\x00\xcc\xff"), ("json_gz", text, b"0"), ("json_gz", text, b"1.5")],
 )
-def test_number_lists_outside_tensors_are_limited(form, content, tmp_path):
+def test_number_lists_outside_tensors_are_limited(form, build, unit, count, tmp_path):
     path = tmp_path / f"bomb{FORMATS[form].suffix}"
-    path.write_bytes(gzip.compress(content, 9))
+    path.write_bytes(gzip.compress(build(unit, count), 9))
 
     with pytest.raises(RecordError, match=f"outside tensors has .*{LEAST_NUMBERS}"):
         read(path)

@@ -9,11 +9,11 @@ from collections import OrderedDict
 import pytest
 import torch
 from fuzz_mutations import mutated
+from long_tests import long
 
 from stages.contracts.errors import RecordError
 from stages.records.torch_files import read_state_dict
 
-COUNT = 600
 MEMORY = 64 << 20
 
 
@@ -54,13 +54,14 @@ DAMAGES = {
 }
 
 
+@pytest.mark.parametrize("count", [100, long(600)])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_file_is_refused_or_read_in_bounded_memory(tmp_path, name):
+def test_damaged_file_is_refused_or_read_in_bounded_memory(tmp_path, name, count):
     is_zip, damage = DAMAGES[name]
     data, path, outcomes = save(is_zip=is_zip), tmp_path / "state.pt", {"read": 0, "refused": 0}
     tracemalloc.start()
     try:
-        for index in range(COUNT):
+        for index in range(count):
             path.write_bytes(broken := damage(random.Random(f"{name}-{index}"), data))  # noqa: S311  no secret
             tracemalloc.reset_peak()
             try:
@@ -72,4 +73,4 @@ def test_damaged_file_is_refused_or_read_in_bounded_memory(tmp_path, name):
     finally:
         tracemalloc.stop()
 
-    assert min(outcomes.values()) > COUNT / 100
+    assert min(outcomes.values()) > count / 100

@@ -84,7 +84,7 @@ def test_directory_without_stores_is_not_changed(root):
     assert {path.name for path in root.iterdir()} == {"notes", "lock", "other.lock"}
 
 
-@pytest.mark.parametrize("every", [long(1), 3])
+@pytest.mark.parametrize("every", [long(1), 5])
 def test_prune_killed_at_any_operation_leaves_intact_stores_and_is_finished_by_the_next(
     every, root, tmp_path, killed_before
 ):

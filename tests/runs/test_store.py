@@ -202,7 +202,7 @@ def test_child_process_that_exits_does_not_release_the_store_of_its_parent(root,
         assert other.stdout.strip() == "running"
 
 
-@pytest.mark.parametrize("every", [long(1), 3])
+@pytest.mark.parametrize("every", [long(1), 7])
 def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(
     every, root, tmp_path, killed_before
 ):
@@ -229,7 +229,7 @@ def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(
     assert seen == {"empty", "whole"}
 
 
-@pytest.mark.parametrize("every", [long(1), 3])
+@pytest.mark.parametrize("every", [long(1), 7])
 def test_store_opens_after_a_kill_at_any_operation_of_its_first_use(every, root, killed_before):
     for number in range(0, 1000 * every, every):
         killed = killed_before(number, lambda: _use(root))

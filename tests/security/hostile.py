@@ -21,6 +21,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import command_line  # noqa: F401  the commands of Typer are built once
+
 from pipeline.__main__ import main
 from pipeline.project import versions
 from pipeline.scaffold.new_project import project_files

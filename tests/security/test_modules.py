@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from hostile import World
+from long_tests import long
 
+from stages.contracts import plugins
+from stages.contracts.errors import PluginError
 from stages.system.processes import program_command
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +54,11 @@ def shadow_world(base_project, tmp_path_factory):
     return clone_with_modules(base_project, tmp_path_factory.mktemp("shadows") / "world", NAMES)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+LONG = ("version", "help", "check")
+"""Commands that import what another one imports too."""
+
+
+@pytest.mark.parametrize("name", [long(name) if name in LONG else name for name in COMMANDS])
 def test_command_imports_nothing_of_the_current_folder(shadow_world, name):
     done = shadow_world.run(*COMMANDS[name])
 
@@ -113,6 +120,15 @@ def test_part_of_the_project_is_found_after_installed_modules(world):
     assert world.marker.read_text().split() == ["model"]
 
 
+def test_part_in_a_module_that_an_installed_one_hides_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "csv.py").write_text("class Net: pass\n")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(PluginError, match="csv.py is not imported. Rename your module"):
+        plugins.find("model", "csv:DictReader", {})
+
+
+@pytest.mark.long  # the test before
 def test_module_that_an_installed_one_hides_is_reported(world):
     params = (world.origin / "params.yaml").read_text()
     world.write("params.yaml", params.replace("model:DigitNet", "csv:Net"))

@@ -63,14 +63,16 @@ def folder(tmp_path_factory):
     url = f"http://user:{SECRET}@127.0.0.1:9/store"
     (made / ".dvc/config").write_text(f"[core]\n    remote = r\n['remote \"r\"']\n    url = {url}\n")
     (made / "dvc.yaml").write_text("stages: {}\n")
-    (made / "params.yaml").write_text("fit: {}\n")
+    (made / "params.yaml").write_text(f"load_data:\n  source:\n    kind: my:source\n    url: {API}\n")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["remote", "add", "origin", url]):
         command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments]
         subprocess.run(command, cwd=made, check=True)
     return made
 
 
-@pytest.mark.parametrize("command", ["doctor --timeout 1", long("doctor --timeout 1 --json")])
+@pytest.mark.parametrize(
+    "command", ["doctor --timeout 1", long("doctor --timeout 1 --json"), "params", "params --json"]
+)
 def test_commands_print_no_password(folder, command):
     ended = run_in_pipe(folder, *command.split(), PREFECT_API_URL=API)
 

@@ -132,6 +132,7 @@ COMMANDS = {
     "resume": [("resume", REF, "--epoch", "1", "--no-run"), ("resume", NAME, "--epoch", "1")],
     "stage": [("stage", NAME)],
     "check": [("check",)],
+    "params": [("params",), ("params", "--json")],
     "status": [("status",), ("status", NAME)],
     "data": [("data", "--split", NAME)],
     "summary": [("summary",), ("summary", NAME)],
@@ -167,8 +168,8 @@ COMMANDS = {
     "runs sync": [("runs", "sync")],
 }
 """A command to its arguments: the names in the project, and names that the user has pasted."""
-PRINTED = {"status", "summary", "compare", "plot", "records show", "runs list"}
-"""Commands that print names of the project without an error; ``make long`` tries the others in a pipe."""
+PRINTED = {"status", "compare", "records show"}
+"""Commands that print names of the project in a pipe, one of each kind; ``make long`` tries the others."""
 
 
 def find_controls(text):

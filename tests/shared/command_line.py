@@ -1,11 +1,13 @@
 """The commands of ``learner``, and its parser."""
 
-import typer
-from typer.main import get_command
+from functools import cache
+
+import typer.main
 
 from pipeline.cli import app
 
-LEARNER = get_command(app)
+LEARNER = typer.main.get_command(app)  # its own, as a command keeps the help option of its first context
+typer.main.get_command = cache(typer.main.get_command)  # 40 ms, once in a process of `learner`
 USAGE_ERROR = typer.BadParameter.__base__
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+import command_line  # noqa: F401  the commands of Typer are built once
+
 from pipeline.__main__ import main
 from pipeline.sweep.point_server import PRELOADED
 

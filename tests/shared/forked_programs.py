@@ -61,6 +61,7 @@ def server_context():
             *PRELOADED,
         ]
         + [name for name in names if not name.startswith(later)]
+        + ["tests.shared.command_line"]  # builds the commands of `learner`
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # the server imports the packages in its folder, and a test may be in a project

@@ -11,6 +11,7 @@ import traceback
 import types
 import warnings
 
+import command_line  # noqa: F401  the commands of Typer are built once
 import torch
 
 from pipeline.__main__ import main

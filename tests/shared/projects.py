@@ -16,6 +16,7 @@ IN_PROCESS = (
     "compare",
     "data",
     "doctor",
+    "params",
     "plot",
     "records",
     "runs",
@@ -165,6 +166,16 @@ class Project:
         text, count = re.subn(r"(?<=\n  model:\n)(    .*\n)+", lines, path.read_text())
         assert count == 1, "params.yaml has no model in a block"
         path.write_text(text)
+
+    def add_experiment(self, name):
+        """Add an experiment *name* with the tracked files, as `dvc exp save` does, and return its commit."""
+        changed = self.run("git", "stash", "create").out.strip()  # exits with 1 if nothing has changed
+        commit = self.ok(
+            "git", "commit-tree", f"{changed or 'HEAD'}^{{tree}}", "-p", "HEAD", "-m", name
+        ).strip()
+        head = self.ok("git", "rev-parse", "HEAD").strip()
+        self.ok("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", commit)
+        return commit
 
     def add_deps(self):
         """Add the missing deps to dvc.yaml."""

@@ -246,6 +246,7 @@ ONE_OF_EACH_PART = (
 )
 
 
+@pytest.mark.long  # test_part_that_cannot_be_used_is_a_mistake, and the next test for the process
 def test_check_reports_the_mistakes_of_all_parts_together(project):
     for name in ONE_OF_EACH_PART:
         old, new, _ = PART_MISTAKES[name]

@@ -79,6 +79,7 @@ def test_status_reports_the_changed_dependency_of_a_stage(finished):
     assert re.fullmatch(r"run \w{16}: finished, 2 epochs, [\d:]+", lines[-1])
 
 
+@pytest.mark.long  # tests/test_fit.py: test_telemetry_is_logged_and_changes_no_number
 def test_telemetry_metrics_are_not_dvc_outputs(finished):
     before = finished.files("artifacts/train", "artifacts/valid", "artifacts/metrics.json", "artifacts/plots")
     finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, iteration_speed, cpu_use]")

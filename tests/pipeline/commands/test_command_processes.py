@@ -55,8 +55,8 @@ CASES = [
     Case("evaluate --source digits", r".*\| Test \(digits\) +\| Accuracy .*"),
     Case("lr-find --steps 20", ".*suggested learning rate: .*"),
 ]
-LONG = ("summary", "data", "evaluate", "lr-find")
-"""Commands that `test_cli.py` and `test_data.py` run in a fork, as they import torch, which takes seconds."""
+LONG = ("summary", "data", "evaluate", "lr-find", "versions", "serve --timeout")
+"""Commands that `test_cli.py` and `test_data.py` run in a fork, and those that import what another does."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def project(finished_project):
 
 @pytest.mark.parametrize(
     "case",
-    [long(case) if case.command.startswith(LONG) else case for case in CASES],
+    [long(case) if case.command.startswith(LONG) or case.edit[0] else case for case in CASES],
     ids=lambda case: case.command,
 )
 def test_process_of_a_command(case, project):

@@ -21,7 +21,7 @@ def lazy(project):
     source = 'kind: dataset\n    factory: "waves:Waves"\n    lazy: true'
     project.edit("params.yaml", "kind: digits\n    path: null", source)
     project.use_model("mlp")
-    project.call("check", "--fix").ok()
+    project.add_deps()
     return project
 
 

@@ -62,8 +62,7 @@ def test_experiment_in_a_copy_resumes_as_a_run_in_the_workspace(finished, tmp_pa
 def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
     sha = resolve_commit(two_epochs, "HEAD")
     two_epochs.ok("git", "tag", "good")
-    two_epochs.dvc("exp", "save", "-n", "kept").ok()
-    (kept,) = two_epochs.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
+    kept = two_epochs.add_experiment("kept")
     before = (two_epochs.folder / "params.yaml").read_text()
 
     for name, expected, epochs in (("kept", kept, 8), ("good", sha, 9)):
@@ -124,7 +123,7 @@ def test_failed_resume_does_not_change_the_params(two_epochs, arguments, code, m
 
 
 def test_unknown_revision_is_an_error_with_exit_code_2(two_epochs):
-    done = two_epochs.learner("resume", "nowhere", "--epoch", "1")
+    done = two_epochs.call("resume", "nowhere", "--epoch", "1")
 
     assert (done.code, done.out) == (2, "")
     message = (
@@ -148,7 +147,8 @@ def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
 
 def test_checkpoint_missing_from_the_cache_is_fetched_from_a_remote_or_is_an_error(finished, tmp_path):
     finished.ok("git", "tag", "before")
-    finished.dvc("remote", "add", "-d", "store", str(tmp_path / "store")).ok()
+    config = finished.folder / ".dvc/config.local"
+    config.write_text(f"[core]\nremote = store\n['remote \"store\"']\nurl = {tmp_path / 'store'}\n")
     finished.dvc("push", "-q").ok()
     shutil.rmtree(finished.folder / ".dvc/cache/files")
 
@@ -156,7 +156,7 @@ def test_checkpoint_missing_from_the_cache_is_fetched_from_a_remote_or_is_an_err
     assert finished.call(*arguments).code == 0
     assert "starting after epoch 1" in finished.call("stage", "build-learner").out
 
-    finished.dvc("remote", "remove", "store").ok()
+    config.unlink()
     done = finished.call(*arguments)
 
     assert done.code == 1

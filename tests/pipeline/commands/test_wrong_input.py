@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from long_tests import cases, long
 from templates import finished_template
 
 ALL_OUTPUTS = ("dvc.lock", "artifacts", "data")
@@ -60,9 +61,17 @@ def finished(finished_project):
         (finished_project.folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize(("old", "new", "message"), INVALID_PARAMS.values(), ids=INVALID_PARAMS)
-@pytest.mark.parametrize("command", ["check", "run"])
-def test_invalid_params_exit_with_2_and_change_nothing(command, old, new, message, finished):
+RUN = ("unknown key", "invalid YAML")
+"""Mistakes with which `learner run` is called; `learner check` reads the others with the same function."""
+CASES = {f"{command}-{name}": (command, name) for command in ("check", "run") for name in INVALID_PARAMS}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    cases(CASES, [each for each, (command, name) in CASES.items() if command == "check" or name in RUN]),
+)
+def test_invalid_params_exit_with_2_and_change_nothing(command, name, finished):
+    old, new, message = INVALID_PARAMS[name]
     before = finished.files(*ALL_OUTPUTS)
     finished.edit("params.yaml", old, new)
 
@@ -123,7 +132,8 @@ INVALID_DATA = {
 }
 
 
-@pytest.mark.parametrize(("write_data", "message"), INVALID_DATA.values(), ids=INVALID_DATA)
+# tests/data has the messages of the others.
+@pytest.mark.parametrize(("write_data", "message"), cases(INVALID_DATA, ["missing file", "one class"]))
 def test_invalid_data_is_reported_and_previous_outputs_do_not_change(write_data, message, finished):
     before = finished.files(*LATE_OUTPUTS)
     write_data(finished.folder)
@@ -157,8 +167,8 @@ def test_dvc_repro_reports_invalid_data_and_previous_outputs_do_not_change(finis
     ("old", "new", "message"),
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
-        ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
-        ("device: auto", "device: cuda:99", "this machine has no device 'cuda:99': use one of auto"),
+        long("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
+        long("device: auto", "device: cuda:99", "this machine has no device 'cuda:99': use one of auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )

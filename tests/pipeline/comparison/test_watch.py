@@ -53,7 +53,7 @@ def test_data_is_sent_only_if_a_run_has_changed(client, finished):
     assert [run["name"] for run in first.json()["table"]["runs"]] == ["workspace"]
     assert client.get("/data.json", headers=headers).status_code == 304
 
-    finished.dvc("exp", "save", "-q", "-n", "saved").ok()
+    finished.add_experiment("saved")
     second = client.get("/data.json", headers=headers)
     assert second.status_code == 200
     assert [run["name"] for run in second.json()["table"]["runs"]] == ["workspace", "saved"]
@@ -113,7 +113,7 @@ def test_epoch_in_progress_is_neither_the_best_nor_the_last():
 
 
 def test_outputs_that_leave_the_cache_or_return_to_it_are_noticed(client, finished):
-    finished.dvc("exp", "save", "-q", "-n", "saved").ok()
+    finished.add_experiment("saved")
     md5 = find_output_md5(Path("artifacts/metrics.json"))
     path, moved = Path(".dvc/cache/files/md5", md5[:2], md5[2:]), Path("moved")
 

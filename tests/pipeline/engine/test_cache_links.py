@@ -44,6 +44,7 @@ def test_run_store_and_cache_share_each_checkpoint_and_the_output_is_a_copy(fini
     assert "Data and pipelines are up to date" in finished.dvc("status", "fit").ok()
 
 
+@pytest.mark.long  # the test before, with the copies that are DVC's default
 def test_run_store_cache_and_output_share_each_checkpoint_if_dvc_uses_hard_links(finished):
     finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")

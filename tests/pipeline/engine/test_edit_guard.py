@@ -99,7 +99,7 @@ def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
     assert done.code == 1
     assert "build_learner.py: VERSION was changed after this process had loaded it" in done.err
     assert "load-data: ran" in done.out
-    editing.dvc("repro", "build-learner", EDIT=edit).ok()
+    editing.call("run", "build-learner", EDIT=edit).ok()
 
 
 @pytest.mark.parametrize("command", [long("process of the stage"), "process of the run"])

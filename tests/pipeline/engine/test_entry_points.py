@@ -78,12 +78,12 @@ def test_run_accepts_the_stages_and_the_options_of_dvc_repro(finished):
 
 def test_quiet_run_writes_nothing_and_a_verbose_one_its_debug_logs(finished):
     finished.edit("params.yaml", "recorder: default", "recorder: compact")
-    quiet = finished.call("run", "-q")
+    quiet = finished.call("run", "-q", "create-artifact-dir")
     assert (quiet.code, quiet.text) == (0, "")
 
     finished.edit("params.yaml", "recorder: compact", "recorder: default")
-    verbose = finished.call("run", "-v")
-    assert verbose.out.splitlines()[-1] == "save-model: restored from the run-cache"
-    assert "DEBUG: Assuming 'fit' to be a stage inside 'dvc.yaml'" in verbose.out
+    verbose = finished.call("run", "-v", "create-artifact-dir")
+    assert verbose.out.splitlines()[-1] == "create-artifact-dir: restored from the run-cache"
+    assert "DEBUG: Assuming 'create-artifact-dir' to be a stage inside 'dvc.yaml'" in verbose.out
 
     assert finished.call("run", "-q", "-v").err == "error: -q and -v exclude each other. Pass one of them\n"

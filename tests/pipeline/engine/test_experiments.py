@@ -38,6 +38,7 @@ def test_isolated_experiment_runs_the_code_of_its_copy(finished):
     assert "apart" in finished.dvc("exp", "list").ok()
 
 
+@pytest.mark.long  # test_params_journal.py overrides the source of `learner run`
 def test_data_source_can_be_overridden_on_the_command_line(finished):
     refused = finished.dvc(
         "exp", "run", "-S", "load_data.source.kind=idx", "-S", "load_data.source.path=nowhere"

@@ -35,7 +35,7 @@ def test_images_in_files_train_with_the_lines_that_check_prints(project):
     )
     project.dvc("add", "raw").ok()
 
-    project.dvc("repro").ok()
+    project.call("run", "fit").ok()
     (project.folder / "raw/ant/3.png").write_bytes((project.folder / "raw/ant/4.png").read_bytes())
     project.dvc("add", "raw").ok()
     changed = json.loads(project.dvc("status", "--json").ok())

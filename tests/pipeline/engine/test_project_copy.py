@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from dvc.repo import Repo
+from long_tests import long
 
 from pipeline.engine.project_copy import freeze, temporary_copy
 from pipeline.project.git import SETTINGS_OF_A_CALL, VARIABLES_OF_A_REPOSITORY, run_git
@@ -108,7 +109,7 @@ def test_settings_of_dvc_may_have_letters_beyond_ascii(tmp_path, repository):
         assert repo.config["remote"]["store"]["url"] == str(tmp_path / "speicher-ö")
 
 
-@pytest.mark.parametrize("variable", [None, STORES_VARIABLE, "DVC_ROOT"])
+@pytest.mark.parametrize("variable", [None, long(STORES_VARIABLE), "DVC_ROOT"])
 def test_no_watchdog_writes_in_a_copy_while_it_is_removed(project, tmp_path, variable):
     """The watchdog of a stage outlives its DVC process, and with that the point of a sweep."""
     project.edit("dvc.yaml", "cmd: python", f"cmd: {variable or 'NO_COPY'}={tmp_path} python")

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from forked_programs import ForkedProgram
 from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.rank_launcher import run_ranks
@@ -104,7 +105,7 @@ def stop_when(interrupter, *names):
 
 
 def start_launcher(*parts):
-    """Start a process that launches two ranks as a stage does, and wait until both are ready."""
+    """Start a fork that launches two ranks as a stage does, and wait until both are ready."""
     program = f"""
         import sys
         from pathlib import Path
@@ -119,7 +120,11 @@ def start_launcher(*parts):
         except BaseException as error:
             sys.exit(report_error(error))
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.PIPE)
+    Path("launcher.py").write_text(textwrap.dedent(program))
+    streams = [Path("out").absolute(), Path("err").absolute()]
+    for stream in streams:
+        stream.touch()
+    process = ForkedProgram("launcher", (), folder=Path.cwd(), environment=dict(os.environ), streams=streams)
     wait_until(lambda: Path("ready-0").exists() and Path("ready-1").exists(), process=process)
     return process
 
@@ -384,7 +389,7 @@ def test_first_signal_stops_the_ranks_and_the_command_exits_with_its_code():
     process.send_signal(signal.SIGINT)
 
     assert process.wait(LIMIT_SECONDS) == 130
-    assert process.stderr.read().startswith(b"SIGINT: the ranks were stopped")
+    assert Path("err").read_text().startswith("SIGINT: the ranks were stopped")
     assert Path("saved-1").exists()
 
 

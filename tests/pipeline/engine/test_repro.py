@@ -60,7 +60,10 @@ def test_graph_orders_the_five_stages(finished):
 @pytest.mark.parametrize(
     ("name", "old", "new", "stages"),
     [
-        ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
+        long(  # test_run_prints_the_outcome_of_each_stage
+            *("params.yaml", "recorder: default", "recorder: compact"),
+            ["create-artifact-dir", "save-model"],
+        ),
         long(
             *("params.yaml", "batch_size: 32", "batch_size: 512"),
             ["create-artifact-dir", "fit", "save-model"],
@@ -115,6 +118,7 @@ def test_layout_lists_every_entry_of_the_artifact_directory(finished):
     assert {path.name for path in (finished.folder / "artifacts").iterdir()} <= set(layout["entries"])
 
 
+@pytest.mark.long  # tests/test_save_model.py: test_best_epoch_is_that_of_the_configured_metric
 def test_best_epoch_can_be_saved_instead_of_the_last(finished):
     finished.edit("params.yaml", "epoch: last", "epoch: best")
     finished.edit("params.yaml", "learning_rate: 0.001", "learning_rate: 0.9")

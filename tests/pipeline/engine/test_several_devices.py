@@ -63,7 +63,7 @@ def built(tmp_path_factory, checked_out):
     project.add_deps()
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "Train on two devices")
-    project.dvc("repro", "build-learner").ok()
+    project.call("run", "build-learner").ok()
     return project
 
 
@@ -154,10 +154,11 @@ def read_metrics(project):
     return json.loads((project.folder / "artifacts/metrics.json").read_text())
 
 
-def test_two_devices_train_what_one_trains_and_dvc_records_it(uninterrupted, project):
+def test_two_devices_train_what_one_trains_and_dvc_records_it(uninterrupted, project, monkeypatch):
     use(project, "cpu")
+    monkeypatch.chdir(project.folder)
 
-    project.call("run").ok()
+    reproduce("fit", run=partial(run_stage, renderer=EpochRecorder()))
 
     found, expected = read_metrics(uninterrupted.project), read_metrics(project)
     assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)

@@ -229,7 +229,8 @@ PROGRAMS = {"process": (launch_process, LEARNER), "fork": (launch_fork, ("pipeli
         long("fit", "import torch", "SIGTERM", "process"),
         long("load-data", "import numpy", "SIGINT", "process"),
         long("fit", "startup", "SIGHUP", "process"),
-        ("fit", "training", "SIGTERM", "process"),
+        ("fit", "training", "SIGTERM", "fork"),
+        long("fit", "training", "SIGTERM", "process"),
         long("fit", "training", "SIGHUP", "process"),
         ("fit", "validation", "SIGTERM", "fork"),
         ("fit", "publish", "SIGINT", "fork"),
@@ -302,13 +303,16 @@ def test_stage_exits_if_dvc_is_killed_and_dvc_repro_can_be_repeated_at_once(
 ):
     # The shell remains the parent of the stage, because its command has two parts.
     holdable.edit("dvc.yaml", "stage fit", "stage fit || exit 1")
-    running = start(*REPRO, HOLD=phase, SHELL=shell)
+    launch = (
+        launch_fork if phase == "training" else launch_process
+    )  # which has the stage import `phases` first
+    running = start(*REPRO, launch=launch, HOLD=phase, SHELL=shell)
 
     running.process.send_signal(signal.Signals[name])
     running.process.wait(LIMIT_SECONDS)
     assert not has_exited(running.pid)
     errors = holdable.folder.with_name("errors of the second")
-    again = launch_process(holdable, REPRO, holdable.environment, errors)
+    again = launch(holdable, REPRO, holdable.environment, errors)
     if phase == "training":
         wait_until(running.is_signaled)
     running.release()

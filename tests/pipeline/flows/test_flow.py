@@ -21,13 +21,19 @@ from websockets.asyncio.server import serve
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows import prefect_patches
-from pipeline.flows.experiments import Experiment, fetch_experiments, run_experiment, warn_of_temporary_folder
+from pipeline.flows.experiments import (
+    Experiment,
+    fetch_experiments,
+    push_results,
+    run_experiment,
+    warn_of_temporary_folder,
+)
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.task_run import TASKS, hide_expected_errors
 from pipeline.project.git import run_git
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_yaml
-from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, StageFailedError
 from stages.renderers import NoRenderer
 
 NAMES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
@@ -206,6 +212,26 @@ def test_experiment_that_exists_does_not_run_again(finished, monkeypatch, caplog
 
     assert caplog.messages == ["the experiment nightly-1 of this run exists"]
     assert finished.files(".runs") == before
+
+
+@pytest.mark.long  # test_experiment_that_exists_does_not_run_again
+def test_experiment_whose_push_failed_is_pushed_by_the_retry(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    finished.dvc("remote", "add", "--default", "store", str(tmp_path / "store")).ok()
+    run_git(finished.folder, "remote", "add", "origin", str(tmp_path / "origin.git"))
+    finished.dvc("exp", "run", "--name", "nightly-1", "-S", "save_model.epoch=best").ok()
+    monkeypatch.setenv("PATH", finished.environment["PATH"])
+    printed = []
+
+    with pytest.raises(StageFailedError) as failed:
+        push_results("nightly-1", printed.append)
+    run_git(tmp_path, "init", "--quiet", "--bare", "origin.git")
+    run_git(finished.folder, "push", "--quiet", "origin", "HEAD")
+    push_results("nightly-1", printed.append)
+
+    assert "origin.git" in f"{failed.value} {printed}"
+    assert "/nightly-1" in run_git(tmp_path / "origin.git", "for-each-ref", "refs/exps")
+    assert list((tmp_path / "store").rglob("*"))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """What `learner run` and `dvc repro` record if a Prefect API is configured."""
 
 import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from prefect_servers import ENDED, Api
+from templates import short
 from waiting import wait_until
 
 from pipeline.project.versions import VERSIONS
@@ -33,11 +36,27 @@ def read_tasks(api, run):
     return sorted(wait_until(arrived), key=lambda task: task["start_time"])
 
 
-def test_api_records_the_flow_and_its_five_tasks_with_versions_and_states(finished, project, server, api):
-    project.call("run", PREFECT_API_URL=server).ok()
+class Recorded(NamedTuple):
+    """A project after two runs with the name of its folder, of two and of three epochs."""
 
-    assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
-    [run] = latest_runs(api)
+    project: Any
+    files: dict[str, bytes]
+    """The lock and the cache after the first run."""
+    runs: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def recorded(home, server, tmp_path_factory):
+    project = short(tmp_path_factory.mktemp("recorded") / "recorded-runs", home)
+    project.call("run", PREFECT_API_URL=server).ok()
+    files = project.files("dvc.lock", ".dvc/cache")
+    project.call("run", "-S", "fit.num_epochs=3", PREFECT_API_URL=server).ok()
+    return Recorded(project, files, latest_runs(Api(server), 2))
+
+
+def test_api_records_the_flow_and_its_five_tasks_with_versions_and_states(finished, recorded, api):
+    assert recorded.files == finished.files("dvc.lock", ".dvc/cache")
+    run = recorded.runs[0]
     assert run["state_name"] == "Completed"
     tasks = read_tasks(api, run)
     assert [task["name"].rsplit("-", 1)[0] for task in tasks] == STAGES
@@ -84,39 +103,58 @@ def test_process_that_an_api_records_leaves_the_lock_of_dvc_repro(finished, proj
     assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
 
 
-def test_run_from_the_command_line_has_the_name_parameters_and_artifacts_of_a_deployment(
-    project, server, api
-):
-    name = f"run-{project.folder.parent.name}"  # as other tests use the server too
-    project = project.copied_to(project.folder.with_name(name))
-    first = project.call("run", "-S", "fit.num_epochs=1", PREFECT_API_URL=server)
-    second = project.call("run", "-S", "fit.num_epochs=2", PREFECT_API_URL=server)
+FIRST_NAME = "cnn, adam, 2 epochs"
 
-    assert (first.code, second.code) == (0, 0), first.text + second.text
-    runs = latest_runs(api, 2)
-    assert [run["name"] for run in runs] == ["num_epochs=1", "num_epochs=2"]
-    assert [run["parameters"]["overrides"] for run in runs] == [["fit.num_epochs=1"], ["fit.num_epochs=2"]]
-    prefix = name.replace("_", "-")
-    artifacts = api.artifacts(runs[1]["id"])
+
+def test_run_from_the_command_line_has_the_name_parameters_and_artifacts_of_a_deployment(recorded, api):
+    first, second = recorded.runs
+    assert [run["name"] for run in recorded.runs] == [FIRST_NAME, "num_epochs=3"]
+    assert [run["parameters"]["overrides"] for run in recorded.runs] == [[], ["fit.num_epochs=3"]]
+    artifacts = api.artifacts(second["id"])
     kinds = ("summary", "curves", "checkpoint", "comparison", "record")
-    assert artifacts.keys() == {"fit-progress", *(f"{prefix}-{kind}" for kind in kinds)}
-    compared = artifacts[f"{prefix}-comparison"]
-    assert compared["description"] == "Compared with num_epochs=1, the previous run of this project"
+    assert artifacts.keys() == {"fit-progress", *(f"recorded-runs-{kind}" for kind in kinds)}
+    compared = artifacts["recorded-runs-comparison"]
+    assert compared["description"] == f"Compared with {FIRST_NAME}, the previous run of this project"
     rows = {row["name"]: row["difference"] for row in json.loads(compared["data"])}
     assert (rows["epoch"], rows["fit.num_epochs"]) == ("+1", "+1")
-    assert_shows_progress(api, runs[1]["id"], epochs=[2])  # the second run resumes the first
+    compared = api.artifacts(first["id"])["recorded-runs-comparison"]
+    assert compared["description"] == "No previous run of this project has a record"
 
 
-def assert_shows_progress(api, run, epochs):
-    """Check the progress artifact of the flow run with id *run*, and wait for the logs of its epochs."""
+def test_artifacts_of_a_run_have_its_summary_curves_and_checkpoint(recorded, api):
+    artifacts = api.artifacts(recorded.runs[1]["id"])
+
+    rows = json.loads(artifacts["recorded-runs-summary"]["data"])
+    assert [row["Metric"] for row in rows] == ["Accuracy", "Loss"] * 2
+    assert artifacts["recorded-runs-curves"]["data"].startswith("data:image/png;base64,iVBOR")
+    checkpoint = artifacts["recorded-runs-checkpoint"]["data"]
+    path, model = (
+        Path(checkpoint.split("`")[3]),
+        recorded.project.folder / "artifacts/checkpoint/model-3.mpk.gz",
+    )
+    assert path.is_relative_to(recorded.project.folder)
+    assert path.read_bytes() == model.read_bytes()
+    assert "file://" not in checkpoint  # which a browser does not open from a page of a server
+
+
+def test_progress_and_logs_of_a_run_have_its_epochs(recorded, api):
+    first, second = (run["id"] for run in recorded.runs)
+
+    assert_shows_progress(api, first, [1, 2], count=2)
+    assert_shows_progress(api, second, [3], count=3)  # the second run resumes the first
+    assert api.wait_for_log(second, "= Learner Summary =")
+
+
+def assert_shows_progress(api, run, epochs, count):
+    """Check the progress artifact of the flow run with id *run*, and wait for the logs of its *epochs*."""
     progress = api.artifacts(run)["fit-progress"]
-    assert (progress["data"], progress["description"][:21]) == (100, "epoch 2/2 | train: Ac")
+    assert (progress["data"], progress["description"][:21]) == (100, f"epoch {count}/{count} | train: Ac")
 
     def read_epochs():
         return [line.partition(" | ")[0] for line in api.logs(run) if line.startswith("epoch ")]
 
     wait_until(lambda: len(read_epochs()) >= len(epochs), read_epochs)
-    assert read_epochs() == [f"epoch {epoch}/2" for epoch in epochs]
+    assert read_epochs() == [f"epoch {epoch}/{count}" for epoch in epochs]
 
 
 def test_run_refuses_an_unknown_stage_before_it_creates_a_flow_run(project, server, api):
@@ -176,4 +214,4 @@ def test_flow_run_on_two_devices_shows_its_progress_and_leaves_the_lock_of_dvc_r
 
     assert run.code == 0, run.text
     assert project.files("dvc.lock", "artifacts") == other_project.files("dvc.lock", "artifacts")
-    assert_shows_progress(api, latest_runs(api)[0]["id"], epochs=[1, 2])
+    assert_shows_progress(api, latest_runs(api)[0]["id"], [1, 2], count=2)

@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_servers import Api, Proxy
 from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows import deployment
 from pipeline.flows.experiments import check_remotes
-from pipeline.flows.serving import Plan
+from pipeline.flows.serving import Plan, _build_deployment
 from pipeline.project.collision import ROOT
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
@@ -165,15 +166,24 @@ def daily(checked_out, server, tmp_path_factory):
     made.served.end()
 
 
-def test_deployment_has_one_slot_for_which_runs_wait(daily):
-    deployment = daily.api.deployment("daily")
+@pytest.mark.parametrize(("cancels", "strategy"), [(False, "ENQUEUE"), (True, "CANCEL_NEW")])
+def test_deployment_has_one_slot(cancels, strategy, project, server, monkeypatch):
+    monkeypatch.chdir(project.folder)
+    plan = Plan(f"slot-{strategy}", cancels=cancels)
 
+    with temporary_settings({PREFECT_API_URL: server}):
+        _build_deployment(plan, plan.schedule(), {}).apply()
+
+    deployment = Api(server).deployment(plan.name)
     assert deployment["global_concurrency_limit"]["limit"] == 1
-    assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert deployment["concurrency_options"]["collision_strategy"] == strategy
+
+
+def test_run_of_a_deployment_completes(daily):
     assert daily.final_state == "Completed"
 
 
-@pytest.mark.long  # the test before; cached stages: test_recorded_runs.py; the comparison: test_run_page.py
+@pytest.mark.long  # test_deployment_has_one_slot; test_recorded_runs.py: cached stages; test_run_page.py
 def test_second_run_of_a_deployment_waits_for_the_first_and_is_compared_with_it(daily):
     daily.served.hold()
     overrides = ["fit.num_epochs=3"]
@@ -194,6 +204,7 @@ def test_second_run_of_a_deployment_waits_for_the_first_and_is_compared_with_it(
     assert {row["difference"] for row in rows} == {"+0"}
 
 
+@pytest.mark.long  # engine/test_project_lock.py: a second command
 def test_command_is_refused_while_a_run_uses_the_workspace(daily):
     assert daily.command_while_first_runs.code == 1
     assert "this project is in use by pid" in daily.command_while_first_runs.err
@@ -204,11 +215,13 @@ def test_each_stage_is_a_task_run(daily):
     assert "up to date" in daily.status
 
 
+@pytest.mark.long  # test_recorded_runs.py
 def test_run_logs_its_epochs_and_its_summary(daily):
     assert daily.api.wait_for_log(daily.first, "epoch 2/2 | train: Accuracy")
     assert daily.api.wait_for_log(daily.first, "= Learner Summary =")
 
 
+@pytest.mark.long  # test_recorded_runs.py
 def test_run_has_artifacts_for_progress_summary_and_curves(daily):
     found = daily.api.artifacts(daily.first)
 
@@ -219,6 +232,7 @@ def test_run_has_artifacts_for_progress_summary_and_curves(daily):
     assert found["daily-curves"]["data"].startswith("data:image/png;base64,iVBOR")
 
 
+@pytest.mark.long  # test_recorded_runs.py
 def test_checkpoint_artifact_names_the_model_in_the_cache(daily):
     found = daily.api.artifacts(daily.first)["daily-checkpoint"]["data"]
 
@@ -228,10 +242,12 @@ def test_checkpoint_artifact_names_the_model_in_the_cache(daily):
     assert "file://" not in found  # which a browser does not open from a page of a server
 
 
+@pytest.mark.long  # test_recorded_runs.py
 def test_run_is_named_by_its_params(daily):
     assert daily.api.get(f"flow_runs/{daily.first}")["name"] == "waiting:Waiting, adam, 2 epochs"
 
 
+@pytest.mark.long  # test_run_page.py
 def test_first_run_of_the_deployment_is_compared_with_none(daily):
     compared = daily.api.artifacts(daily.first)["daily-comparison"]
 

@@ -5,7 +5,7 @@ import sys
 
 import in_process
 import pytest
-from long_tests import cases
+from long_tests import cases, long
 from pages import ROOT
 from projects import Finished
 
@@ -63,7 +63,7 @@ def call_learner(project, *arguments):
     return Finished(*in_process.call(arguments, project.folder, project.environment))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [long(name) if name == "dvc repro" else name for name in PROGRAMS])
 def test_every_program_reports_a_collision_in_one_message(program, new_project):
     path = write_module(new_project, "stages/__init__.py")
 

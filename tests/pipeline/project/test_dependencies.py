@@ -80,6 +80,8 @@ COVERED = {
     "file of the machine": "open('/etc/passwd').read()",
     "installed package": "import this_is_installed",
     "package without code": "import my_empty",
+    "metadata of an editable installation": "open('../outside/tool.egg-info/entry_points.txt').read()",
+    "metadata of the project itself": "open('own.egg-info/entry_points.txt').read()",
     "folder": "os.listdir('many')",
     "name of a file that is not opened": "len('notes.csv')",
     "params of this project": "os.system('cat params.yaml > /dev/null')",
@@ -138,6 +140,8 @@ FILES = {
     ".settings": "1",
     ".venv/lib/python3.11/site-packages/this_is_installed.py": "x = 1",
     "../outside/data.csv": "1",
+    "../outside/tool.egg-info/entry_points.txt": "",
+    "own.egg-info/entry_points.txt": "",
     **{f"many/{number}": "1" for number in range(9)},
 }
 

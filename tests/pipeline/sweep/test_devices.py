@@ -2,9 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
+from forked_programs import ForkedProgram
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.sweep.job import claim_devices, count_needed, parse_devices, visible_devices
 from stages.contracts.errors import StageError
@@ -20,11 +21,13 @@ GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
 GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
 CLAIMING_PROGRAM = """
-import sys
+import sys, time
+from pathlib import Path
 from pipeline.sweep.job import claim_devices
 with claim_devices(sys.argv[2:], int(sys.argv[1]), lambda: True) as (devices, handle):
     print(*devices, flush=True)
-    sys.stdin.read()
+    while not Path("end").exists():
+        time.sleep(0.01)
 """
 
 
@@ -56,37 +59,62 @@ def test_devices_are_parsed_from_the_output_of_nvidia_smi():
     assert parse_devices("") == []
 
 
-def start_claiming_process(*devices, count=1):
-    return subprocess.Popen(
-        [sys.executable, "-c", CLAIMING_PROGRAM, str(count), *devices],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+class Job(ForkedProgram):
+    """A fork that claims *count* of *devices*, and holds them until the file ``end`` exists in *folder*."""
+
+    def __init__(self, folder, *devices, count=1):
+        folder.mkdir()
+        self.folder, self._out = folder, folder / "out"
+        (folder / "claiming.py").write_text(CLAIMING_PROGRAM)
+        for name in ("out", "err"):
+            (folder / name).touch()
+        super().__init__(
+            "claiming",
+            (str(count), *devices),
+            folder=folder,
+            environment=dict(os.environ),
+            streams=(self._out, folder / "err"),
+        )
+
+    def wait_for_claim(self):
+        """Return the devices of this job as soon as it has claimed them."""
+        return wait_until(self._out.read_text, (self.folder / "err").read_text, self).split()
 
 
-def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
-    with start_claiming_process("0", "1") as first, start_claiming_process("0", "1") as second:
-        process_of_device = {process.stdout.readline().strip(): process for process in (first, second)}
-        assert set(process_of_device) == {"0", "1"}
+@pytest.fixture
+def start_job(tmp_path):
+    """Yield a function that starts a job, and kill the jobs after the test."""
+    jobs = []
 
-        attempts = []
-        with (
-            pytest.raises(StageError, match="waited for a free GPU"),
-            claim_devices(["0", "1"], 1, lambda: len(attempts) < 3 and not attempts.append(1)),
-        ):
-            pass
-        assert len(attempts) == 3
+    def start(*devices, count=1):
+        jobs.append(Job(tmp_path / f"job {len(jobs)}", *devices, count=count))
+        return jobs[-1]
 
-        def kill_one_process():
-            """Kill the process that uses device 1 while the third job waits."""
-            process_of_device["1"].kill()
-            return True
+    yield start
+    for job in jobs:
+        job.kill()
+        job.wait()
 
-        with claim_devices(["0", "1"], 1, kill_one_process) as (devices, _):
-            assert devices == ["1"]
-        first.kill()
-        second.kill()
+
+def test_third_job_waits_for_a_device_until_one_of_two_is_killed(start_job):
+    job_of_device = {job.wait_for_claim()[0]: job for job in (start_job("0", "1"), start_job("0", "1"))}
+    assert set(job_of_device) == {"0", "1"}
+
+    attempts = []
+    with (
+        pytest.raises(StageError, match="waited for a free GPU"),
+        claim_devices(["0", "1"], 1, lambda: len(attempts) < 3 and not attempts.append(1)),
+    ):
+        pass
+    assert len(attempts) == 3
+
+    def kill_one_job():
+        """Kill the job that uses device 1 while the third one waits."""
+        job_of_device["1"].kill()
+        return True
+
+    with claim_devices(["0", "1"], 1, kill_one_job) as (devices, _):
+        assert devices == ["1"]
 
 
 def test_claim_is_held_until_the_process_that_inherits_it_exits():
@@ -137,34 +165,32 @@ def test_inherited_claim_reads_as_an_empty_file_like_a_closed_input():
     assert found.stdout == b""
 
 
-def test_job_that_waits_for_two_devices_holds_none():
+def test_job_that_waits_for_two_devices_holds_none(start_job):
     def one_is_free():
         """Check the free device between two tries of the job that waits for both."""
         free.append(is_free("1"))
         return len(free) < 3
 
     free = []
-    with start_claiming_process("0") as other:
-        other.stdout.readline()
-        with (
-            pytest.raises(StageError, match="waited for a free GPU"),
-            claim_devices(["0", "1"], 2, one_is_free),
-        ):
-            pass
-        other.kill()
+    start_job("0").wait_for_claim()
+    with (
+        pytest.raises(StageError, match="waited for a free GPU"),
+        claim_devices(["0", "1"], 2, one_is_free),
+    ):
+        pass
 
     assert free == [True, True, True]
 
 
-def test_jobs_that_need_two_of_three_devices_run_one_after_the_other():
-    jobs = [start_claiming_process("0", "1", "2", count=2) for _ in range(4)]
+def test_jobs_that_need_two_of_three_devices_run_one_after_the_other(start_job):
+    jobs = [start_job("0", "1", "2", count=2) for _ in range(4)]
 
     for job in jobs:
-        job.stdin.close()  # a job ends as soon as it has its claim
+        (job.folder / "end").touch()  # a job ends as soon as it has its claim
 
     for job in jobs:
-        with job:
-            assert len(job.stdout.read().split()) == 2
+        assert len(job.wait_for_claim()) == 2
+        assert job.wait(LIMIT_SECONDS) == 0
 
 
 def test_claim_of_more_devices_than_are_visible_is_refused():

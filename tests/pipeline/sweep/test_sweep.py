@@ -26,17 +26,19 @@ RATE = "build_learner.optimizer.learning_rate"
 GRID = f"{RATE}=0.001,1e30,0.002"
 VALID_POINTS = ["learning_rate=0.001", "learning_rate=0.002"]
 FAILING_POINT = "learning_rate=1e+30"
+ON_TWO_GPUS = ("-j", "2", "-S", GRID)
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A project after a sweep that was killed and started again."""
+    """A project after a sweep."""
 
     project: Any
     sweep: Any
-    before: list[str]
     outcome: Any
     unchanged: bool
+    before_the_kill: tuple[str, ...] = ()
+    """The experiments that were finished when the sweep was killed."""
 
     def plan(self, *more):
         """Return a map from name to state of the points of the same sweep, with the arguments *more*."""
@@ -52,27 +54,41 @@ def read_state(project):
 
 
 @pytest.fixture(scope="module")
-def sweep_result(tmp_path_factory, _finished, sweep_in):
-    """Return the result of a sweep of three points on two GPUs in a project with uncommitted changes.
-
-    One point fails. The sweep is killed after the first experiment and run again.
-    """
+def project_on_gpus(tmp_path_factory, _finished):
+    """Return a project with uncommitted changes, which prints the GPU of each training."""
     project = _finished.copied_to(tmp_path_factory.mktemp("sweep") / "project")
     project.edit(
         "dvc.yaml",
         "cmd: python -m pipeline stage fit",
         "cmd: echo GPU $CUDA_VISIBLE_DEVICES && python -m pipeline stage fit",
     )
+    return project
+
+
+@pytest.fixture(scope="module")
+def sweep_result(tmp_path_factory, project_on_gpus, sweep_in):
+    """Return the result of a sweep of three points on two GPUs, one of which fails."""
+    project = project_on_gpus.copied_to(tmp_path_factory.mktemp("finished sweep") / "project")
     before = read_state(project)
     claims = str(tmp_path_factory.mktemp("claims"))
-    sweep = sweep_in(project, "-j", "2", "-S", GRID, CUDA_VISIBLE_DEVICES="0,1", TMPDIR=claims)
+    outcome = project.call("sweep", *ON_TWO_GPUS, CUDA_VISIBLE_DEVICES="0,1", TMPDIR=claims)
+    return SweepResult(project, sweep_in(project), outcome, unchanged=read_state(project) == before)
+
+
+@pytest.fixture(scope="module")
+def repeated_sweep(tmp_path_factory, project_on_gpus, sweep_in):
+    """Return the result of the same sweep, which was killed after its first experiment, and run again."""
+    project = project_on_gpus.copied_to(tmp_path_factory.mktemp("killed sweep") / "project")
+    before = read_state(project)
+    claims = str(tmp_path_factory.mktemp("claims"))
+    sweep = sweep_in(project, *ON_TWO_GPUS, CUDA_VISIBLE_DEVICES="0,1", TMPDIR=claims)
     with sweep.start() as process:
         sweep.wait_for(process, experiments=1, training=0)
         process.kill()
         process.wait()
-        before_the_kill = sweep.experiments()
+        finished = tuple(sweep.experiments())
     outcome = sweep.run()
-    return SweepResult(project, sweep, before_the_kill, outcome, unchanged=read_state(project) == before)
+    return SweepResult(project, sweep, outcome, read_state(project) == before, finished)
 
 
 def test_failed_point_does_not_stop_others_and_is_reported_with_its_log(sweep_result):
@@ -88,13 +104,29 @@ def test_failed_point_does_not_stop_others_and_is_reported_with_its_log(sweep_re
     assert sweep_result.sweep.experiments() == VALID_POINTS
 
 
-def test_each_point_runs_once_if_the_sweep_is_killed(sweep_result):
-    for name in VALID_POINTS:
-        assert sweep_result.sweep.epochs(name) == [1, 2]
-        assert sweep_result.sweep.attempts(name) == 1 or name not in sweep_result.before
-    assert all(f"{name}: done before" in sweep_result.outcome.out for name in sweep_result.before)
-    assert not sweep_result.sweep.processes()
-    folder = sweep_result.project.folder / ".runs/sweep"
+def test_each_point_runs_once(sweep_result):
+    assert {name: sweep_result.sweep.attempts(name) for name in (*VALID_POINTS, FAILING_POINT)} == (
+        dict.fromkeys((*VALID_POINTS, FAILING_POINT), 1)
+    )
+    assert_left_nothing(sweep_result)
+
+
+@pytest.mark.long  # test_point_is_finished_if_an_experiment_has_its_params_and_code
+def test_each_point_runs_once_if_the_sweep_is_killed(repeated_sweep):
+    for name in repeated_sweep.before_the_kill:
+        assert repeated_sweep.sweep.attempts(name) == 1
+        assert f"{name}: done before" in repeated_sweep.outcome.out
+    assert repeated_sweep.outcome.code == 1
+    assert repeated_sweep.sweep.experiments() == VALID_POINTS
+    assert repeated_sweep.unchanged
+    assert_left_nothing(repeated_sweep)
+
+
+def assert_left_nothing(result):
+    """Check that each valid point has trained each epoch once, and that no process or copy of one remains."""
+    assert [result.sweep.epochs(name) for name in VALID_POINTS] == [[1, 2]] * len(VALID_POINTS)
+    assert not result.sweep.processes()
+    folder = result.project.folder / ".runs/sweep"
     left = [path for path in folder.iterdir() if path.suffix in (".copy", ".sweep")]
     assert not left, [str(path) for place in left for path in place.rglob("*")]
 
@@ -211,7 +243,7 @@ def test_each_point_uses_one_gpu(sweep_result):
         for each in re.findall(r"^GPU (.*)$", log, re.MULTILINE)
     ]
 
-    assert len(devices) >= 4  # one point failed twice, one was killed
+    assert len(devices) == 3
     assert set(devices) == {"0", "1"}
 
 
