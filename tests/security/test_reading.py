@@ -10,6 +10,7 @@ READING = (
     "--version",
     "check --no-import",
     "status",
+    "params",
     "compare --html compare.html",
     "plot Loss",
     "runs list",
