@@ -102,7 +102,7 @@ def test_files_of_a_template_pass_their_tests(template_files):
     """One more test uses the parts that params.yaml names as `learner check` does."""
     (template_files.folder / "test_parts.py").write_text(TEST_PARTS)
 
-    done = template_files.fork("pytest", "-q", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    done = template_files.fork("pytest", "-q", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="")
 
     assert done.code == 0, done.text
 
