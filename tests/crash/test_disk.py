@@ -30,7 +30,7 @@ def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(comma
         project = finished.copied_to(disk / "project")
         project.edit("params.yaml", "num_epochs: 2", "num_epochs: 4")
         before = project.files("artifacts")
-        filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-2"), daemon=True)
+        filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-3"), daemon=True)
         filler.start()
         done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
         return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())

@@ -18,6 +18,7 @@ def parse_started_stages(text):
 def test_fresh_clone_trains_the_digits_to_97_percent(project):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
     project.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.2")
+    project.edit("params.yaml", "    hidden_size: 32\n", "")
 
     text = project.ok("dvc", "repro")
 
