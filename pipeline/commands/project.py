@@ -1,4 +1,4 @@
-"""The commands about a project: ``learner init``, ``check``, ``versions`` and ``status``."""
+"""The commands about a project: ``learner init``, ``check``, ``params``, ``versions`` and ``status``."""
 
 import json
 from collections.abc import Iterator

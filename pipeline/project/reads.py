@@ -44,6 +44,8 @@ SYSTEM = (
     *sysconfig.get_paths().values(),
 )
 """Beginnings of the paths that belong to the machine or to the installation, and not to a run."""
+INSTALLED_MARKS = (*(f"/{name}/" for name in INSTALLED), *(f"{ending}/" for ending in METADATA), "/.")
+"""Parts of the paths of installed and of hidden files."""
 MEMORY = "/dev/shm/"  # noqa: S108  a user may keep data there
 SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", "data/sources"))
 """Our code that is a dependency by content; the rest has a VERSION."""
@@ -195,8 +197,7 @@ class ReadRecorder:
         if path.startswith(self._folder):
             return is_of_project(Path(path[len(self._folder) :]))
         is_of_machine = path.startswith(SYSTEM) and not path.startswith(MEMORY)
-        marks = (*(f"/{name}/" for name in INSTALLED), *(f"{name}/" for name in METADATA), "/.")
-        is_installed = any(mark in path for mark in marks)
+        is_installed = any(mark in path for mark in INSTALLED_MARKS)
         return not (is_of_machine or is_installed or path.endswith(".py"))
 
     def _find_reader(self, frame: FrameType | None) -> tuple[str, str]:

@@ -168,8 +168,12 @@ def list_folder(folder: Path) -> str | None:
     paths = list(_walk(folder, read_ignore_rules()))
     if sum(path.stat().st_size for path in paths) > MAX_HASHED_BYTES:
         return None
-    files = sorted((path.relative_to(folder).as_posix(), md5(path)) for path in paths)
-    return json.dumps([{"md5": digest, "relpath": name} for name, digest in files])
+    return write_list({path.relative_to(folder).as_posix(): md5(path) for path in paths})
+
+
+def write_list(digests: Mapping[str, str | None]) -> str:
+    """Return DVC's list of the files of a folder, from their relative names and MD5 hashes."""
+    return json.dumps([{"md5": digest, "relpath": name} for name, digest in sorted(digests.items())])
 
 
 def read_ignore_rules() -> GitIgnoreSpec:

@@ -2,11 +2,12 @@
 
 import ast
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 
 from source_tree import Finding, Import, SourceTree, line_of
+
+from pipeline.project.snapshot import write_list
 
 STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
 
@@ -151,10 +152,10 @@ def lockfile_has_the_code_of_the_tree(tree: SourceTree) -> Iterator[Finding]:
 
 
 def _hash_folder(tree: SourceTree, folder: str) -> str:
-    """Return the MD5 of the list of the files in *folder*, as DVC writes it."""
-    files = sorted((name, text) for name, text in tree.files.items() if name.startswith(f"{folder}/"))
-    entries = [{"md5": _md5(text), "relpath": name.removeprefix(f"{folder}/")} for name, text in files]
-    return f"{_md5(json.dumps(entries))}.dir"
+    """Return the hash of *folder* in dvc.lock."""
+    prefix = f"{folder}/"
+    files = {name.removeprefix(prefix): text for name, text in tree.files.items() if name.startswith(prefix)}
+    return f"{_md5(write_list({name: _md5(text) for name, text in files.items()}))}.dir"
 
 
 def _md5(text: str) -> str:

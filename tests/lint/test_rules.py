@@ -328,10 +328,10 @@ VIOLATIONS = [
     (
         messages_of_troubleshooting_exist,
         {
-            "pipeline/doctor/troubleshooting.md": "# A\n## `would not rerun it`\n## `was not said`\n",
+            "pipeline/doctor/troubleshooting.md": "# A\n## `would not rerun it`\n## `was not printed`\n",
             "pipeline/a.py": 'print(\n    f"an edit would "\n    "not rerun it"\n)\n',
         },
-        ("pipeline/doctor/troubleshooting.md:3: no message has 'was not said'",),
+        ("pipeline/doctor/troubleshooting.md:3: no message has 'was not printed'",),
     ),
     (
         named_tests_exist,

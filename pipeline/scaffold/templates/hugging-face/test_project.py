@@ -13,7 +13,7 @@ def build_model() -> SmallBert:
 
 
 def test_class_is_the_sign_of_the_sum() -> None:
-    """Python calculates what the words say."""
+    """Python evaluates the same sum."""
     arrays = sums(samples=50)
 
     symbols = {"plus": "+", "minus": "-"}
