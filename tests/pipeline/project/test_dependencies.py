@@ -61,7 +61,7 @@ READS = {
     "module that is run as a program": ("", "runpy.run_path('my_helper.py')", "my_helper.py"),
     "module that is read as data": ("", "exec(Path('my_helper.py').read_text())", "my_helper.py"),
     "file that .dvcignore excludes": ("", "open('tables/a.skip').read()", "tables/a.skip"),
-    "compiled module": ("", "load_compiled('_bisect', 'compi' + 'led.so')", "compiled.so"),
+    "compiled module": ("", "load_compiled('_queue', 'compi' + 'led.so')", "compiled.so"),
     "listed folder": ("", "[path.read_text() for path in Path('few').glob('*')]", "few"),
     "many files": ("", "[open(path).read() for path in Path('many').iterdir()]", "many"),
     "worker": ("", "fork(lambda: open('notes.csv').read())", "notes.csv"),
@@ -156,7 +156,7 @@ def project(tmp_path, monkeypatch):
         path.write_text(text)
     (folder / "linked").symlink_to("tables")
     save_file({"weight": np.zeros(1)}, folder / "w.safetensors")
-    shutil.copy(importlib.import_module("_bisect").__file__, folder / "compiled.so")
+    shutil.copy(importlib.import_module("_queue").__file__, folder / "compiled.so")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.syspath_prepend(str(folder / ".venv/lib/python3.11/site-packages"))
