@@ -24,12 +24,13 @@ from dvc.output import Output
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
 from dvc.stage import cache as run_cache
-from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
+from dvc.utils.serialize import YAMLFileCorruptedError
+from dvc.utils.serialize import load_yaml as load_file
 from ruamel.yaml.error import YAMLError
 from voluptuous import Invalid
 
 from pipeline.project.lockfile import LOCKFILE
-from pipeline.project.yaml_files import check_aliases
+from pipeline.project.yaml_files import check_aliases, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
 from stages.contracts.printing import print_error
@@ -82,11 +83,11 @@ def _check_object(original: Any, store: Any, oid: Any) -> Any:
 
 
 def _check_yaml(original: Any, text: str, path: Any, typ: str = "safe") -> Any:
-    """Parse *text*; a dvc.lock without a comment, which DVC would keep, with the parser in C."""
-    if Path(path).name == LOCKFILE.name and "#" not in text:
-        typ = "safe"
-    content = original(text, path, typ=typ)
+    """Parse the same *text* once, and with the parser in C unless DVC would keep comments of it."""
     try:
+        if typ == "safe" or (Path(path).name == LOCKFILE.name and "#" not in text):
+            return load_yaml(text) or {}
+        content = original(text, path, typ=typ)
         check_aliases(text, content)
     except YAMLError as error:
         raise YAMLFileCorruptedError(path) from error
@@ -239,7 +240,7 @@ def is_damaged(place: Path, oid: str) -> bool:
 def is_damaged_entry(entry: Path) -> bool:
     """Return whether the run-cache entry *entry* does not have the content that its path names."""
     try:
-        content = COMPILED_LOCK_FILE_STAGE_SCHEMA(load_yaml(entry))
+        content = COMPILED_LOCK_FILE_STAGE_SCHEMA(load_file(entry))
         hashed = run_cache._get_cache_hash  # noqa: SLF001
         is_named = hashed(deepcopy(content)) == entry.name
         return not (is_named and hashed(deepcopy(content), key=True) == entry.parent.name)
