@@ -39,13 +39,18 @@ class Output(Protocol):
         """The number of samples in the batch."""
 
 
+def read_weight(item: Output) -> Any:
+    """Return the attribute ``weight`` of *item*; None if it has none."""
+    return getattr(item, "weight", None)
+
+
 def weight_of(item: Output) -> Weight:
     """Return the weight of *item*: its attribute ``weight``, or the number of its samples if that is None.
 
     It is a number on a CPU; on an accelerator it may be a tensor, which is not read. Raises `BuilderError` if
     it is negative or not finite.
     """
-    weight: Any = getattr(item, "weight", None)
+    weight = read_weight(item)
     if weight is None:
         return item.size
     if not getattr(weight, "is_cpu", True):

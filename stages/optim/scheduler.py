@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import device, nn, zeros
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from stages.contracts import plugins
 from stages.contracts.burn import ScheduleState, Version
@@ -41,8 +41,6 @@ RATES = ("max_lr", "base_lr", "swa_lr")
 """Arguments of torch's schedulers that are the rate of the first group; the others keep their ratio to it."""
 RATES_PER_BLOCK = 64
 """The rates of a built-in rule that are computed at a time."""
-WITHOUT_OPTIMIZER = "ChainedScheduler"
-"""The scheduler of torch whose first argument is not the optimizer."""
 
 
 class LrScheduler(Protocol):
@@ -163,7 +161,7 @@ class Scheduler:
 
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
-        kind: str = getattr(self.schedule, "kind", type(self.schedule).__name__)
+        kind = self._rule.name if self._rule else type(self.schedule).__name__
         if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
             return kind
         per = "update" if self.steps_per_update else self.per
@@ -344,13 +342,14 @@ class TorchScheduler:
 
     def set_length(self, length: RunLength) -> None:
         """Raise `BuilderError` if the schedule ends before a run of *length*."""
-        steps = getattr(self.scheduler, "total_steps", None)
         needed = length.count(self.per) - (self.per == "batch")
-        if isinstance(steps, int) and steps < needed:
-            raise BuilderError(
-                f"the {type(self.scheduler).__name__} has total_steps {steps}, but the run makes {needed} "
-                f"steps, one per {self.per}. Set total_steps to {needed}, or train for fewer epochs"
-            )
+        match self.scheduler:
+            case object(total_steps=int(steps)) if steps < needed:
+                raise BuilderError(
+                    f"the {type(self.scheduler).__name__} has total_steps {steps}, but the run makes "
+                    f"{needed} steps, one per {self.per}. Set total_steps to {needed}, or train for fewer "
+                    "epochs"
+                )
 
     def _advance(self) -> None:
         try:
@@ -464,13 +463,14 @@ def as_scheduler(
         return Scheduler(float(optimizer.param_groups[0]["lr"]), lr)
     if isinstance(lr, float | Real):
         return Scheduler(float(lr))
-    if isinstance(lr, type) or not callable(getattr(lr, "step", None)):
-        raise BuilderError(
-            f"the learning rate cannot be {lr!r}. Pass a number, a scheduler of stages.optim "
-            "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
-            "optimizer's own rate"
-        )
-    return lr
+    match lr:
+        case object(step=step) if callable(step) and not isinstance(lr, type):
+            return lr
+    raise BuilderError(
+        f"the learning rate cannot be {lr!r}. Pass a number, a scheduler of stages.optim "
+        "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
+        "optimizer's own rate"
+    )
 
 
 def _mode_of(scheduler: LRScheduler) -> str | None:
@@ -526,7 +526,7 @@ def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimiz
     maker = find_class(kind, options)
     arguments = {name: _resolve(name, value, optimizer) for name, value in options.items()}
     arguments = {name: _scale(name, value, optimizer) for name, value in arguments.items()}
-    first = () if getattr(maker, "__name__", "") == WITHOUT_OPTIMIZER else (optimizer,)
+    first = () if maker is ChainedScheduler else (optimizer,)  # torch takes it from the parts
     scheduler = call_class("schedule", kind, lambda: maker(*first, **arguments))
     if isinstance(scheduler, LRScheduler):
         return scheduler

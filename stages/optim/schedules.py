@@ -64,10 +64,15 @@ class Rule(Config):
     them."""
 
     @property
+    def name(self) -> str:
+        """The kind of the schedule."""
+        return str(type(self).model_fields["kind"].default)
+
+    @property
     def spans(self) -> list[str]:
         """The spans that depend on the length of the run."""
-        values = [getattr(self, name) for name in ("warmup", *SPANS) if name in type(self).model_fields]
-        return [span for span in values if isinstance(span, str)]
+        values = dict(self)
+        return [span for name in ("warmup", *SPANS) if isinstance(span := values.get(name), str)]
 
     def resolve(self, length: RunLength, total: int | None = None, per: Per | None = None) -> Self:
         """Return the schedule with numbers for its spans, for a run of *length*.
@@ -82,8 +87,7 @@ class Rule(Config):
         return self.model_copy(update={"warmup": warmup, **parts})
 
     def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
-        names = [name for name in SPANS if name in type(self).model_fields]
-        return {name: length.steps_of(getattr(self, name), per, total) for name in names}
+        return {name: length.steps_of(span, per, total) for name, span in self if name in SPANS}
 
     def rate_with_warmup(self, initial: float, iteration: int) -> float:
         """Return the rate of *iteration*, counted from the first of the warm-up."""
@@ -105,8 +109,7 @@ class Rule(Config):
 
     def burn_state(self, initial: float, steps: int) -> ScheduleState:
         """Return the state that Burn saves after *steps* steps."""
-        kind: str = type(self).model_fields["kind"].default
-        return ScheduleState(kind.capitalize(), self.burn_number(initial, steps))
+        return ScheduleState(self.name.capitalize(), self.burn_number(initial, steps))
 
     def burn_number(self, initial: float, steps: int) -> int | float | None:  # noqa: ARG002  for a subclass
         """Return the number that Burn saves after *steps* steps; by default None."""
