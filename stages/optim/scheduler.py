@@ -420,7 +420,7 @@ def build_torch_scheduler(config: ScheduleUse, optimizer: Optimizer) -> TorchSch
 
     Raises `PluginError` or `BuilderError` if it does not exist, or does not accept its arguments.
     """
-    scheduler = build_class(config, optimizer)
+    scheduler = _build(config.kind, config.arguments, optimizer)
     return TorchScheduler(scheduler, config.per or "epoch", monitor=config.monitor)
 
 
@@ -507,14 +507,6 @@ def _drop_code(node: Any) -> Any:
     return type(node)(map(_drop_code, node)) if type(node) in (list, tuple) else node
 
 
-def build_class(config: ScheduleUse, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return the scheduler of *optimizer* that *config* names.
-
-    Raises `PluginError` if its class cannot be found or called, or if the result is not a scheduler of torch.
-    """
-    return _build(config.kind, config.arguments, optimizer)
-
-
 def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     """Return the class named *kind*. Raises `PluginError` unless it exists and accepts *arguments*."""
     maker = plugins.find("schedule", kind, BUILT_IN)
@@ -523,6 +515,10 @@ def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Return the scheduler of *optimizer* of the class *kind*.
+
+    Raises `PluginError` if that cannot be found or called, or if the result is not a scheduler of torch.
+    """
     maker = find_class(kind, options)
     arguments = {name: _resolve(name, value, optimizer) for name, value in options.items()}
     arguments = {name: _scale(name, value, optimizer) for name, value in arguments.items()}

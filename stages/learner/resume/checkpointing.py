@@ -190,11 +190,11 @@ class CheckpointManager:
             return
         if save.error is not None:
             self._report_failure(save, save.error)
-        elif save.checkpointer is self.steps:
-            self._saved_at = save.started_at
+            return
+        self._saved_at = save.started_at
+        if save.checkpointer is self.steps:
             self._failed_before_step = set(self._failed)
         else:
-            self._saved_at = save.started_at
             self._finish_epoch(save)
 
     @contextmanager
