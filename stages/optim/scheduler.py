@@ -8,7 +8,6 @@ from numbers import Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import device, nn, zeros
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
@@ -514,7 +513,7 @@ def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     return maker
 
 
-def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
+def _build(kind: str, options: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
     """Return the scheduler of *optimizer* of the class *kind*.
 
     Raises `PluginError` if that cannot be found or called, or if the result is not a scheduler of torch.
@@ -532,7 +531,7 @@ def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimiz
     )
 
 
-def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _resolve(name: str, value: Any, optimizer: Optimizer) -> Any:
     """Return the argument *name* with functions for their import paths, and schedulers for their configs."""
     if name in FUNCTIONS:
         paths = value if isinstance(value, list | tuple) else [value]
@@ -543,7 +542,7 @@ def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     return value
 
 
-def _scale(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _scale(name: str, value: Any, optimizer: Optimizer) -> Any:
     """Return *value* for each group, in the ratio of their rates, if it is a rate that torch gives to all."""
     rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
     if name not in RATES or len(set(rates)) == 1 or not rates[0] or not isinstance(value, int | float):
@@ -551,7 +550,7 @@ def _scale(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     return [value * (rate / rates[0]) for rate in rates]
 
 
-def _build_part(part: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
+def _build_part(part: Any, optimizer: Optimizer) -> LRScheduler:
     if not isinstance(part, Mapping) or not isinstance(part.get("kind"), str):
         raise PluginError(f"each of schedulers must be a mapping with a kind; found {part!r:.60}")
     if part["kind"] in OUR_KINDS:
