@@ -39,18 +39,13 @@ class Output(Protocol):
         """The number of samples in the batch."""
 
 
-def read_weight(item: Output) -> Any:
-    """Return the attribute ``weight`` of *item*; None if it has none."""
-    return getattr(item, "weight", None)
-
-
 def weight_of(item: Output) -> Weight:
     """Return the weight of *item*: its attribute ``weight``, or the number of its samples if that is None.
 
     It is a number on a CPU; on an accelerator it may be a tensor, which is not read. Raises `BuilderError` if
     it is negative or not finite.
     """
-    weight = read_weight(item)
+    weight: Any = getattr(item, "weight", None)
     if weight is None:
         return item.size
     if not getattr(weight, "is_cpu", True):

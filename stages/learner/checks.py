@@ -19,7 +19,6 @@ from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.plugins import OptionalAttributes, check_object
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
-from stages.models.steps import missing_steps
 from stages.optim import RunLength
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
@@ -43,7 +42,8 @@ def check_model(model: Any) -> None:
     """Raise `BuilderError` if *model* is a class, or lacks ``train_step`` or ``valid_step``."""
     if isinstance(model, type):
         check_object(model, "model", "")
-    if missing := missing_steps(model):
+    missing = [name for name in ("train_step", "valid_step") if not callable(getattr(model, name, None))]
+    if missing:
         raise BuilderError(
             f"{type(model).__name__} has no {' and no '.join(missing)}: put a mixin before it, as in "
             "class Net(ClassificationStep, YourModule)"

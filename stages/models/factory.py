@@ -11,7 +11,7 @@ from stages.contracts.config import arguments_of
 from stages.contracts.errors import BuilderError, PluginError
 from stages.contracts.user_code import place_of
 from stages.models.config import BUILT_IN
-from stages.models.steps import ClassificationStep, missing_steps
+from stages.models.steps import ClassificationStep
 
 
 def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
@@ -31,7 +31,7 @@ def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
     arguments = {**plugins.select_accepted(maker, offered), **arguments_of(config)}
     build = _build_built_in if kind in BUILT_IN else plugins.build
     model = build("model", kind, maker, arguments)
-    missing = missing_steps(model)
+    missing = [name for name in ("train_step", "valid_step") if not hasattr(model, name)]
     if isinstance(model, nn.Module) and not missing:
         return model
     lacks = f"no {' and no '.join(missing)}" if missing else "steps, but it is not an nn.Module"

@@ -24,7 +24,6 @@ from stages.contracts.outputs import (
     Weight,
     count_targets,
     is_counted,
-    read_weight,
 )
 from stages.contracts.user_code import place_of
 from stages.models.logging_step import LoggingStep
@@ -100,11 +99,6 @@ def clear_gradients(model: "torch.nn.Module") -> None:
     parameters, _ = _prepared.get(id(model)) or (model.parameters(), None)
     for parameter in parameters:
         parameter.grad = None
-
-
-def missing_steps(model: Any) -> list[str]:
-    """Return the names of the steps that *model* lacks."""
-    return [name for name in ("train_step", "valid_step") if not callable(getattr(model, name, None))]
 
 
 def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
@@ -288,7 +282,7 @@ class RegressionStep(LoggingStep):
 
 def _train(model: Module, item: Item) -> TrainOutput[Item]:
     """Return *item* with the gradients of its loss; a user's output may have no weight."""
-    return TrainOutput(model, backward(model, item.loss, read_weight(item)), item)
+    return TrainOutput(model, backward(model, item.loss, getattr(item, "weight", None)), item)
 
 
 def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
