@@ -1,7 +1,6 @@
 """load-data: write the data of a source as tensors, with the description that later stages need."""
 
 from dataclasses import dataclass
-from operator import not_
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,7 +9,7 @@ from pydantic import Field, model_validator
 from stages import data
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
-from stages.contracts.fields import Count, Decay, Flag, integer
+from stages.contracts.fields import OPTIONAL, Count, Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
 VERSION = "4"
@@ -31,7 +30,7 @@ class LoadDataConfig(Config):
     ``save-model`` evaluates the model on it. It does not depend on ``valid_fraction``. Both are shares of all
     samples of a source without splits, or of the train split of the source.
     """
-    folds: Count | None = Field(default=None, exclude_if=not_)
+    folds: Count | None = OPTIONAL
     """Number of disjoint valid splits for cross-validation, of which ``fold`` is one; they replace
     ``valid_fraction``, and together are all samples but those of the test split. null: no folds.
     """

@@ -13,6 +13,7 @@ from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
 from stages.contracts.errors import StageError
 from stages.contracts.history import Direction, Split
+from stages.contracts.text import parse_number
 from stages.runs.overview import read_durations
 
 PARAMS = "params.yaml"
@@ -225,7 +226,7 @@ def _epoch_curves(path: Path, text: str) -> Iterator[MetricCurve]:
     table = _columns(text)
     epochs = [int(cell) if cell.isdecimal() else None for cell in table.get("epoch", ())]
     for split in Split:
-        values = map(_number, table.get(split, ()))
+        values = map(parse_number, table.get(split, ()))
         points = zip(epochs, values, strict=False)
         series = {epoch: value for epoch, value in points if epoch is not None and value is not None}
         if series:
@@ -235,7 +236,7 @@ def _epoch_curves(path: Path, text: str) -> Iterator[MetricCurve]:
 def _batch_points(text: str) -> Iterator[CurvePoint]:
     table = _columns(text)
     for step, cell in zip(table.get("step", ()), table.get("value", ()), strict=False):
-        value = _number(cell)
+        value = parse_number(cell)
         if step.isdecimal() and value is not None:
             yield int(step), value
 
@@ -249,11 +250,3 @@ def _columns(text: str) -> dict[str, Sequence[str]]:
     """Return the columns of a TSV with a header, by name; a missing cell is empty."""
     header, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
     return dict(zip(header, zip_longest(*lines, fillvalue=""), strict=False))
-
-
-def _number(cell: str) -> float | None:
-    """Return the number in *cell*; None if it is not a number."""
-    try:
-        return float(cell) if cell else None
-    except ValueError:
-        return None

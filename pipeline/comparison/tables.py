@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from operator import attrgetter
 from typing import Any, Literal
@@ -17,7 +18,14 @@ from pipeline.comparison.runs import (
     select_metrics,
     sort_runs,
 )
-from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable, to_json
+from stages.contracts.text import (
+    format_duration,
+    format_rounded,
+    number,
+    parse_number,
+    replace_unprintable,
+    to_json,
+)
 
 ABSENT = "-"
 Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
@@ -101,16 +109,8 @@ def csv_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
 def _to_cell(value: Any) -> str:
     """Return *value* for CSV, with an apostrophe before a text that spreadsheets would read as a formula."""
     text = replace_unprintable(format_value(value), keep="\t")
-    is_formula = isinstance(value, str) and text.startswith(FORMULA_SIGNS) and not _is_number(text)
+    is_formula = isinstance(value, str) and text.startswith(FORMULA_SIGNS) and parse_number(text) is None
     return f"'{text}" if is_formula else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
@@ -172,11 +172,7 @@ def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
         value = attrgetter(attribute)
         return lambda run: value(run.metrics[name]) if name in run.metrics else None
 
-    def delta(run: RunSummary) -> float | None:
-        return comparison.delta(run, name)
-
-    def exceeds(run: RunSummary) -> bool | None:
-        return comparison.exceeds_noise(run, name)
+    delta, exceeds = partial(comparison.delta, metric=name), partial(comparison.exceeds_noise, metric=name)
 
     chosen = [
         TableColumn(name, name, value_of("last"), _round, role="last", metric=name),

@@ -264,7 +264,7 @@ def find_missing_data(params: Params) -> list[str]:
     outputs = [Path(path) for stage in stages for path in list_paths(stage, "outs")]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(path)}"
-        for key, named in _paths(params, "")
+        for key, named in _paths(params)
         for path in (named, *_shards(named))
         if not path.exists()
         and not any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
@@ -282,7 +282,7 @@ def find_outside_data(params: Params, definition: Mapping[str, Any], root: Path 
         (f"dvc.yaml: {name}", Path(path)) for name, stage in entries for path in list_paths(stage, "deps")
     ]
     keys: dict[Path, str] = {}
-    for key, path in [*_paths(params, ""), *deps]:
+    for key, path in [*_paths(params), *deps]:
         keys.setdefault(path, key)
     places = {path: Path(os.path.abspath(root / path)) for path in keys if not path.is_absolute()}  # noqa: PTH100  no link followed
     return [
@@ -298,7 +298,7 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
 
     Raises `RecordError` if an index of shards is invalid.
     """
-    for _, path in _paths(config, ""):
+    for _, path in _paths(config):
         yield path
         yield from _shards(path)
 
@@ -341,9 +341,9 @@ def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str
                 yield key, item, is_path
 
 
-def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
+def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
     """Yield every path to data in *config* with its key, except for URLs."""
-    for key, value, is_path in list_strings(config, prefix):
+    for key, value, is_path in list_strings(config):
         if is_path and "://" not in value:
             yield key, Path(value)
 

@@ -45,9 +45,6 @@ _KEY = re.compile(r"\w+(\.\w+)+")
 """Matches a key of a section."""
 _WITHOUT_JSON = re.compile(r"[{&*]")
 
-_ABSENT = object()
-"""The value under a key that one of two mappings lacks."""
-
 ALLOW_CODE = "LEARNER_ALLOW_CODE"
 """Environment variable that allows any override; ``learner serve --allow-code`` sets it."""
 LOADER_KEY = "load_data.source.kind"
@@ -285,7 +282,7 @@ def _find_difference(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> s
     """
     before, after = flatten(present), flatten(wanted)
     changed = (
-        key for key in {**before, **after} if repr(before.get(key, _ABSENT)) != repr(after.get(key, _ABSENT))
+        key for key in {**before, **after} if repr(before.get(key, ABSENT)) != repr(after.get(key, ABSENT))
     )
     return next(changed, None)
 

@@ -52,6 +52,11 @@ class Point:
     varying: tuple[tuple[str, str], ...]
     """The keys that differ between points, with the values of this one; all keys if the sweep has no grid."""
 
+    @classmethod
+    def of(cls, files: Mapping[str, Sequence[str]], varying: tuple[tuple[str, str], ...]) -> "Point":
+        """Return the point with the overrides in *files*, by params file."""
+        return cls(tuple((path, tuple(overrides)) for path, overrides in files.items()), varying)
+
     @property
     def set_params(self) -> tuple[str, ...]:
         """The overrides as ``FILE:KEY=VALUE``."""
@@ -159,7 +164,7 @@ def _multiply(points: Sequence[Point], name: str, variants: Sequence[Mapping[str
 def _with_values(point: Point, values: Mapping[str, int], title: tuple[str, str]) -> Point:
     files = dict(point.overrides)
     files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={value}" for key, value in values.items()))
-    return Point(tuple(files.items()), (*point.varying, title))
+    return Point.of(files, (*point.varying, title))
 
 
 def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
@@ -260,13 +265,12 @@ def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> Plan
         **planned.params,
         PARAMS: {**content, "fit": {**fit_params(base, planned.params), "num_epochs": epochs}},
     }
-    files = {path: list(overrides_of_file) for path, overrides_of_file in planned.point.overrides}
+    files = dict(planned.point.overrides)
     others = [
-        override for override in files.get(PARAMS, []) if override.lstrip("+").partition("=")[0] != EPOCHS
+        override for override in files.get(PARAMS, ()) if override.lstrip("+").partition("=")[0] != EPOCHS
     ]
-    files[PARAMS] = [*others, f"++{EPOCHS}={epochs}"]
-    overrides = tuple((path, tuple(overrides_of_file)) for path, overrides_of_file in files.items())
-    return replace(planned, point=replace(planned.point, overrides=overrides), params=params)
+    files[PARAMS] = (*others, f"++{EPOCHS}={epochs}")
+    return replace(planned, point=Point.of(files, planned.point.varying), params=params)
 
 
 def fit_params(base: FrozenProject, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,7 +364,7 @@ def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) ->
         for override in to_hydra_overrides(file_overrides)
     ]
     varying = tuple((key, value) for (path, key), value in values if not swept or (path, key) in swept)
-    return Point(tuple((path, tuple(file_overrides)) for path, file_overrides in overrides.items()), varying)
+    return Point.of(overrides, varying)
 
 
 def _syntax_error(set_params: Sequence[str], error: Exception) -> ParamsError:

@@ -212,7 +212,7 @@ class Space:
         varying = tuple(
             (dimension.title, dimension.short_text(values[dimension.name])) for dimension in self.dimensions
         )
-        return Point(tuple((path, tuple(overrides)) for path, overrides in files.items()), varying)
+        return Point.of(files, varying)
 
 
 def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:

@@ -86,8 +86,10 @@ def arguments_of(config: BaseModel) -> dict[str, Any]:
 
 def kind_of(value: Any) -> str | None:
     """Return the ``kind`` of raw data or of a config; None if it has none."""
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
-    return kind if isinstance(kind, str) else None
+    match value:
+        case {"kind": str(kind)} | object(kind=str(kind)) | str(kind):
+            return kind
+    return None
 
 
 def select_by_kind(kinds: Collection[str]) -> GetPydanticSchema:

@@ -157,6 +157,14 @@ class BatchLogger(Protocol):
 
 
 @runtime_checkable
+class BareLogger(Protocol):
+    """The optional part of a `MetricLogger` that logs a value of an epoch as a line without a count."""
+
+    def log_bare(self, epoch: int, name: str, value: float) -> None:
+        """Log the *value* of *name* over the whole epoch."""
+
+
+@runtime_checkable
 class SampleLogger(Protocol):
     """The optional part of a `MetricLogger` that logs samples of an epoch, which a step has logged."""
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+OPTIONAL: Any = Field(default=None, exclude_if=lambda value: value is None)
+"""The default of a param or a fact that files and keys lack unless it is set."""
 DEVICE = re.compile(r"auto|all|cuda|(cpu|mps)(:0)?|cuda:\d{1,4}")
 MAX_COUNT = 10**9
 """Limit of epochs, batches and samples, which every record format can store."""
@@ -191,7 +193,7 @@ Range = Annotated[
     accept(
         "a list of two numbers above 0, the smaller one first",
         _is_range,
-        lambda value: (float(value[0]), float(value[1])),
+        lambda value: tuple(map(float, value)),
     ),
 ]
 """The smallest and the largest value of a positive number."""

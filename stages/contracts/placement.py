@@ -40,6 +40,16 @@ def has_to(part: Any) -> bool:
     return hasattr(part, "to")
 
 
+def is_named_tuple(value: Any) -> bool:
+    """Return whether *value* is a named tuple, whose class takes the parts one by one."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def field_values(value: Any) -> dict[str, Any]:
+    """Return the fields of the dataclass *value* by name."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any], bool] = has_to) -> Any:
     """Return *batch* with *change* applied to its parts: by default to the objects that `move` moves."""
     if is_part(batch):
@@ -48,12 +58,12 @@ def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any],
     def inner(part: Any) -> Any:
         return transform(part, change, is_part)
 
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+    if is_named_tuple(batch):
         return type(batch)(*map(inner, batch))
     if isinstance(batch, tuple | list):
         return type(batch)([inner(part) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{field.name: inner(getattr(batch, field.name)) for field in fields(batch)})
+        return replace(batch, **{name: inner(part) for name, part in field_values(batch).items()})
     if isinstance(batch, dict):
         return {name: inner(part) for name, part in batch.items()}
     if isinstance(batch, UserDict):

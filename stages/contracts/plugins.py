@@ -8,7 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -28,8 +28,8 @@ class OptionalAttributes:
     @classmethod
     def of(cls, owner: object) -> Self:
         """Return those of *owner*."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: getattr(owner, name) for name in names if hasattr(owner, name)})
+        attributes = {field.name: getattr(owner, field.name, MISSING) for field in fields(cls)}
+        return cls(**{name: value for name, value in attributes.items() if value is not MISSING})
 
 
 def check_object(value: Any, part: str, example: str, *needs: str) -> None:
@@ -147,13 +147,14 @@ def _find_attribute(part: str, path: str, module: ModuleType) -> Any:
     module_name, _, attribute = path.partition(":")
     member: Any = module
     for name in attribute.split("."):
-        if not hasattr(member, name):
+        try:
+            member = getattr(member, name)
+        except AttributeError:
             public = [name for name in vars(member) if not name.startswith("_")]
             raise PluginError(
                 f"{part} {path!r} cannot be found: {module_name!r} imports, "
                 f"but has no {attribute!r}.{closest(attribute, public)}"
-            )
-        member = getattr(member, name)
+            ) from None
     return member
 
 
@@ -163,7 +164,7 @@ def _check_origin(part: str, path: str, module: ModuleType) -> None:
     local_files = [
         path.resolve() for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()
     ]
-    origin = getattr(module, "__file__", None)  # a built-in module has none
+    origin = vars(module).get("__file__")  # a built-in module has none
     if (
         local_files
         and origin

@@ -49,6 +49,14 @@ def json_number(value: float) -> str:
     return _short_exponent(text)
 
 
+def parse_number(text: str) -> float | None:
+    """Return the number in *text*; None if it is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def to_json(data: Any) -> str:
     """Return *data* as JSON, indented by two spaces, in the order of its keys, as Burn saves a config."""
     return _json(data, "\n")

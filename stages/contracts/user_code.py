@@ -59,7 +59,7 @@ def explain(error: BaseException) -> str:
     lines: list[str] = []
     for number, cause in enumerate(_chain(error)):
         head = [f"caused by {summary(cause)}" if number else summary(cause)]
-        notes = _limit_lines("\n".join(map(str, getattr(cause, "__notes__", ())))).splitlines()
+        notes = _limit_lines("\n".join(map(str, vars(cause).get("__notes__", ())))).splitlines()
         details = [*_format_frames(_frames(cause)), *map(str.strip, notes)]
         lines += [*head, *(f"  {line}" for line in details)]
     return "\n".join(lines)
@@ -102,7 +102,7 @@ def place_of(code: Any) -> str:
     try:
         code = inspect.unwrap(code)
         path = inspect.getsourcefile(code) or ""
-        line = code.__code__.co_firstlineno if hasattr(code, "__code__") else inspect.getsourcelines(code)[1]
+        line = code.__code__.co_firstlineno if inspect.isfunction(code) else inspect.getsourcelines(code)[1]
     except (TypeError, OSError, ValueError):
         return ""
     return f" ({_shorten(path)}, line {line})" if is_user_file(path) else ""

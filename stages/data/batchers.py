@@ -255,8 +255,9 @@ def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:
     """
     if isinstance(batcher, type):
         plugins.check_object(batcher, "batcher", "")
-    if callable(getattr(batcher, "batch", None)):
-        return batcher  # type: ignore[return-value]  # checked above
+    match batcher:
+        case object(batch=batch) if callable(batch):
+            return batcher
     if callable(batcher):
         return FunctionBatcher(batcher)
     raise BuilderError(
@@ -292,7 +293,7 @@ def build_batcher(
 def _read_field(normalization: Any, field: str) -> Any:
     if isinstance(normalization, Mapping):
         return {name: _read_field(numbers, field) for name, numbers in normalization.items()}
-    return getattr(normalization, field, None)
+    return normalization and vars(normalization)[field]
 
 
 MEASURED_ROWS = 4096
@@ -379,10 +380,11 @@ def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
     a dataset in memory, and otherwise ``len`` of each input, for which every sample is read once.
     Raises `BuilderError` if an input has no length.
     """
-    if hasattr(dataset, "lengths"):
-        return torch.as_tensor(dataset.lengths)
-    if hasattr(batcher, "measure") and isinstance(getattr(dataset, "inputs", None), Tensor):
-        return torch.cat([batcher.measure(rows) for rows in torch.split(dataset.inputs, MEASURED_ROWS)])
+    match dataset, batcher:
+        case object(lengths=lengths), _:
+            return torch.as_tensor(lengths)
+        case object(inputs=Tensor() as inputs), object(measure=measure):
+            return torch.cat([measure(rows) for rows in torch.split(inputs, MEASURED_ROWS)])
     with preserve_random_state():
         return torch.tensor([_read_length(dataset, index) for index in range(len(dataset))])
 

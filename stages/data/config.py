@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
     DATA_PATH,
+    OPTIONAL,
     Character,
     CountFromZero,
     DataPath,
@@ -55,10 +56,6 @@ AUGMENTATIONS = {
 }
 
 
-OPTIONAL = Field(default=None, exclude_if=lambda value: value is None)
-"""A param that no file or key of an earlier run has."""
-
-
 class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels in scikit-learn (UCI, 1998)."""
 
@@ -84,9 +81,9 @@ class Npz(Config):
     kind: Literal["npz"]
     path: Text
     """The file, relative to the root of the project or absolute."""
-    inputs: Annotated[Names | None, OPTIONAL] = None
+    inputs: Names | None = OPTIONAL
     """The name of the array of inputs, or the names of several, whose samples are dicts."""
-    targets: Annotated[Names | None, OPTIONAL] = None
+    targets: Names | None = OPTIONAL
     """The name of the array of targets, or the names of several; with ``inputs``, null for none."""
 
     @model_validator(mode="after")
@@ -128,12 +125,12 @@ class ImageFolder(Config):
     """``rgb`` for three channels, ``gray`` for one."""
     corrupt: Literal["error", "skip"] = "error"
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
-    masks: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    masks: Annotated[Text | None, DATA_PATH] = OPTIONAL
     """A folder with a mask for each image, a file of the same name up to its ending, such as ``.png``: the
     class of each pixel. The folders in ``path`` are then not classes."""
-    ignored: Annotated[int | None, integer(0, 255), OPTIONAL] = None
+    ignored: Annotated[int | None, integer(0, 255)] = OPTIONAL
     """The value of masks that is not a class, such as 255; losses and metrics ignore its pixels."""
-    boxes: Annotated[Text | None, DATA_PATH, OPTIONAL] = None
+    boxes: Annotated[Text | None, DATA_PATH] = OPTIONAL
     """A JSON file in COCO's format with the boxes and the classes of the objects in the images."""
 
     @model_validator(mode="after")

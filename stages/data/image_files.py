@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
+from stages.contracts.fields import OPTIONAL
 from stages.contracts.outputs import IGNORED_TARGET
 from stages.contracts.plugins import load_extra
 from stages.records.limits import Limits
@@ -39,7 +39,7 @@ class ImageFormat(Config):
     """Height and width."""
     resize: bool
     """True if other images are resized to that size; they are an error otherwise."""
-    ignored: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    ignored: int | None = OPTIONAL
     """The value in masks that becomes -100, which losses and metrics ignore."""
 
     @property

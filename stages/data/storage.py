@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from stages.contracts.config import Config, Use
 from stages.contracts.errors import DataError
+from stages.contracts.fields import OPTIONAL
 from stages.contracts.text import to_json
 from stages.data.config import NormalizationConfig
 from stages.data.image_files import ImageFiles, ImageFormat
@@ -52,11 +53,6 @@ class Normalization(Config):
     """The mean; the smallest value for ``min_max``; 0 for ``none``."""
     std: float | tuple[float, ...]
     """The standard deviation; the range of values for ``min_max``; 1 for ``none`` and for equal values."""
-
-
-def is_none(value: object) -> bool:
-    """Return whether *value* is a fact that the data does not have, which ``dataset.json`` leaves out."""
-    return value is None
 
 
 Shapes: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -97,30 +93,28 @@ class DatasetInfo(Config):
     """None for tokens."""
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""
-    class_names: tuple[str, ...] | dict[str, tuple[str, ...] | None] | None = Field(
-        default=None, exclude_if=is_none
-    )
+    class_names: tuple[str, ...] | dict[str, tuple[str, ...] | None] | None = OPTIONAL
     """The names of the classes, if the source has names; by their names for several targets."""
-    feature_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
+    feature_names: tuple[str, ...] | None = OPTIONAL
     """The names of the features of a table, in their order in a sample."""
-    categories: dict[str, tuple[str | None, ...]] | None = Field(default=None, exclude_if=is_none)
+    categories: dict[str, tuple[str | None, ...]] | None = OPTIONAL
     """The categories of each categorical column of a table, in the order of their codes; None: missing."""
-    feature_means: dict[str, float] | None = Field(default=None, exclude_if=is_none)
+    feature_means: dict[str, float] | None = OPTIONAL
     """The mean of each column of numbers in a table, with which its missing values are filled."""
-    skipped: int | None = Field(default=None, exclude_if=is_none)
+    skipped: int | None = OPTIONAL
     """The number of corrupt files, or of rows with missing values, that the source was set to leave out."""
-    tokenizer: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
+    tokenizer: dict[str, Any] | None = OPTIONAL
     """The content of the ``tokenizer.json`` of texts; ``{"kind": "bytes"}`` for bytes."""
-    vocabulary_size: int | None = Field(default=None, exclude_if=is_none)
+    vocabulary_size: int | None = OPTIONAL
     """The number of ids of tokens, with 0 for padding."""
-    truncated: int | None = Field(default=None, exclude_if=is_none)
+    truncated: int | None = OPTIONAL
     """The number of texts that were cut."""
-    index: ImageFormat | dict[str, ImageFormat] | None = Field(default=None, exclude_if=is_none)
+    index: ImageFormat | dict[str, ImageFormat] | None = OPTIONAL
     """The form of images in files, of which the split files have an index, or the forms of several leaves by
     their names; None for tensors."""
-    factory: Use | None = Field(default=None, exclude_if=is_none)
+    factory: Use | None = OPTIONAL
     """The factory of datasets whose samples are read when they are needed; None for others."""
-    leaves: dict[str, LeafInfo] | None = Field(default=None, exclude_if=is_none)
+    leaves: dict[str, LeafInfo] | None = OPTIONAL
     """The leaves of a sample by their names; None for two arrays without masks."""
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.placement import has_to, share_of, transform
+from stages.contracts.placement import has_to, is_named_tuple, share_of, transform
 
 
 class Share(NamedTuple):
@@ -71,7 +71,7 @@ def _take(batch: Any, part: slice, samples: int) -> Any:
 
     def is_part(value: Any) -> bool:
         if isinstance(value, list | tuple):
-            return len(value) == samples and not hasattr(value, "_fields") and not _find_tensors(value)
+            return len(value) == samples and not is_named_tuple(value) and not _find_tensors(value)
         return _is_tensor(value) or isinstance(value, np.ndarray)
 
     def cut(value: Any) -> Any:

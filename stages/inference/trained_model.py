@@ -189,15 +189,15 @@ class TrainedModel(nn.Module):
         step: Any = self.model
         with MixedPrecision(self.fit.precision, self.device).autocast():
             item = step.valid_step(batch)
-        output = getattr(item, "output", None)
-        if isinstance(item, SequenceOutput):
-            output = item.logits.movedim(-1, 1)  # as those of positions: (B, V, T)
-        if not isinstance(output, Tensor):
-            raise BuilderError(
-                f"{type(self.model).__name__}.valid_step returns a {type(item).__name__}, which has no "
-                "tensor output. Call the model itself"
-            )
-        return output
+        match item:
+            case SequenceOutput():
+                return item.logits.movedim(-1, 1)  # as those of positions: (B, V, T)
+            case object(output=Tensor() as output):
+                return output
+        raise BuilderError(
+            f"{type(self.model).__name__}.valid_step returns a {type(item).__name__}, which has no tensor "
+            "output. Call the model itself"
+        )
 
     def _interpret(self, outputs: Tensor) -> Predictions:
         classes = self.info.num_classes

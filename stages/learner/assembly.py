@@ -128,8 +128,9 @@ def assemble(
         _prepare_batch_norms(options, model, group, device)
     whole = list(model.parameters())
     model = _place_model(options, model, compilers, device, group if is_sharded else None)
-    clipping = options.clipping or getattr(optimizer, "clipping", None)
+    clipping = options.clipping
     if not isinstance(optimizer, torch.optim.Optimizer):
+        clipping = clipping or optimizer.clipping
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)

@@ -46,6 +46,7 @@ class LoaderOptions(OptionalAttributes):
     set_share: Callable[..., None] | None = None
     count_samples: Callable[[int], int] | None = None
     loads_shares: bool = True
+    has_ignored_targets: bool = True
     persistent_workers: bool = False
     dataset: Any = None
     generator: Any = None

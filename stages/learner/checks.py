@@ -236,7 +236,7 @@ def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredM
         for metric in metrics[split]:
             measures = metric.options.measures
             if returned is not None and not issubclass(returned, measures):
-                owner = getattr(model, "__name__", type(model).__name__)
+                owner = (model if isinstance(model, type) else type(model)).__name__
                 raise BuilderError(
                     f"metric {metric.name!r} measures {metric.measures}, but {owner}.{step} returns "
                     f"{returned.__name__}: register another metric"
@@ -268,15 +268,16 @@ class StepChecks:
 
     def check_train_step(self, step: Any) -> TrainOutput[Any]:
         """Return *step* if it is valid. The number of gradients is checked each time, their shapes once."""
-        if type(step) is not TrainOutput and not (hasattr(step, "gradients") and hasattr(step, "item")):
-            raise self._error("train_step", f"returned {_describe(step)}: {RETURN}")
-        gradients = step.gradients
+        try:
+            gradients, item = step.gradients, step.item
+        except AttributeError:
+            raise self._error("train_step", f"returned {_describe(step)}: {RETURN}") from None
         if not isinstance(gradients, list | tuple) or len(gradients) != len(self._parameters):
             raise self._error("train_step", self._count_of(gradients))
-        loss = getattr(step.item, "loss", None)
+        loss = getattr(item, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            self._check_loss(step.item, loss)
-        self._check_size("train_step", step.item)
+            self._check_loss(item, loss)
+        self._check_size("train_step", item)
         if not self._has_checked_gradients:
             self._check_gradients(gradients)
             self._has_checked_gradients = True
@@ -313,10 +314,11 @@ class StepChecks:
         except Exception as error:
             if not hasattr(type(item), "size"):
                 raise self._error(step, f"returned {_describe(item)} without a size: {ITEM}") from None
-            if getattr(getattr(item, "targets", None), "ndim", None) == 0:
-                raise self._error(
-                    step, f"received one sample, not a batch: pass a loader, such as {LOADER}"
-                ) from None
+            match item:
+                case object(targets=object(ndim=0)):
+                    raise self._error(
+                        step, f"received one sample, not a batch: pass a loader, such as {LOADER}"
+                    ) from None
             raise self._error(
                 step, f"returned {_describe(item)}, whose size cannot be read: {error}. {ITEM}"
             ) from error

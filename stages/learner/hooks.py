@@ -149,7 +149,7 @@ class ScheduleFree(Hook):
     def before_fit(self, context: HookContext) -> None:
         """Check the optimizer."""
         kind = type(context.optimizer)
-        if not (hasattr(kind, "train") and hasattr(kind, "eval")):
+        if not {"train", "eval"} <= {*dir(kind)}:
             raise BuilderError(
                 f"the hook schedule_free calls train() and eval() of the optimizer, which {kind.__name__} "
                 "lacks. Remove the hook, or use for example schedulefree:AdamWScheduleFree"
@@ -178,20 +178,23 @@ def check_hook(hook: Any) -> None:
                 f"methods are {', '.join(EVENTS)}. Rename it"
             )
     check_object(hook, "hook", "FrozenNorms()", *EVENTS)
-    for method in _overridden(hook, EVENTS):
+    methods = _find_methods(hook)
+    for method in [event for event in EVENTS if event in methods]:
         try:
-            inspect.signature(getattr(hook, method)).bind(None)
+            inspect.signature(methods[method]).bind(None)
         except TypeError as error:
             raise BuilderError(
                 f"hook {name}: {method} must take one argument, the context: {error}"
             ) from None
-    if len(_overridden(hook, ("state_dict", "load_state_dict"))) == 1:
+    if ("state_dict" in methods) != ("load_state_dict" in methods):
         raise BuilderError(f"hook {name} defines only one of state_dict and load_state_dict: define both")
 
 
-def _overridden(hook: Any, names: Sequence[str]) -> list[str]:
-    """Return those of *names* that are methods of *hook* and not those of `Hook`."""
-    return [name for name in names if getattr(type(hook), name, None) not in (None, getattr(Hook, name))]
+def _find_methods(hook: Any) -> dict[str, Callable[..., Any]]:
+    """Return the methods of *hook* that a run calls, by name, without those of `Hook`."""
+    methods = {name: getattr(type(hook), name, None) for name in (*EVENTS, "state_dict", "load_state_dict")}
+    overridden = [name for name, method in methods.items() if method not in (None, vars(Hook)[name])]
+    return {name: getattr(hook, name) for name in overridden}
 
 
 class Hooks:
@@ -200,13 +203,12 @@ class Hooks:
     def __init__(self, hooks: Sequence[Any], model: nn.Module, optimizer: Optimizer) -> None:
         self.context = HookContext(model, optimizer)
         self._has_begun = False
-        self._calls: dict[str, list[Callable[[HookContext], None]]] = {
-            event: [getattr(hook, event) for hook in hooks if _overridden(hook, [event])] for event in EVENTS
-        }
+        methods = [_find_methods(hook) for hook in hooks]
+        self._calls = {event: [of_hook[event] for of_hook in methods if event in of_hook] for event in EVENTS}
         self._stateful = {
             f"{number} {type(hook).__name__}": hook
             for number, hook in enumerate(hooks)
-            if _overridden(hook, ["state_dict"])
+            if "state_dict" in methods[number]
         }
 
     @property

@@ -41,7 +41,7 @@ def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
     """
     seeded: set[int] = set()
     for part in find_parts(loader):
-        if hasattr(part, "set_epoch"):
+        if _has_epochs(part):
             part.set_epoch(epoch)
         if isinstance(part, Stateful):
             continue
@@ -96,7 +96,11 @@ def _is_part(value: Any) -> bool:
     is_collection = isinstance(value, Sized) and (
         isinstance(value, Iterable) or hasattr(value, "__getitem__")
     )
-    return hasattr(value, "__dict__") and (is_collection or hasattr(value, "set_epoch"))
+    return hasattr(value, "__dict__") and (is_collection or _has_epochs(value))
+
+
+def _has_epochs(part: Any) -> bool:
+    return hasattr(part, "set_epoch")
 
 
 def _is_generator(value: Any) -> bool:

@@ -25,6 +25,7 @@ from stages.learner.assembly import Components
 from stages.learner.batches import (
     Division,
     Loader,
+    LoaderOptions,
     check_workers,
     find_batch_sizes,
     iterate_rank,
@@ -349,5 +350,5 @@ class Loop:
 def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:
     """Have *model* count the targets of each batch, unless no target of *loaders* is ignored."""
     if isinstance(model, ClassificationStep):
-        without_ignored = [not getattr(loader, "has_ignored_targets", True) for loader in loaders]
-        model.has_ignored_targets = not (without_ignored and all(without_ignored))
+        has_ignored = [LoaderOptions.of(loader).has_ignored_targets for loader in loaders]
+        model.has_ignored_targets = not has_ignored or any(has_ignored)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import (
+    BareLogger,
     DefinitionLogger,
     MetricDefinition,
     MetricLogger,
@@ -35,6 +36,7 @@ from stages.learner.steps.rank_values import (
     transfer_to_host,
 )
 from stages.metrics import (
+    BurnMetric,
     Collector,
     Mean,
     Metric,
@@ -189,7 +191,7 @@ class Meter:
         """The numbers of the last batch that was measured, and of the last whose values were read."""
         self._metrics = [metric for metric, _ in metrics]
         for metric, _ in metrics:
-            if hasattr(metric.metric, "burn"):
+            if isinstance(metric.metric, BurnMetric):
                 metric.metric.burn = burn
         self._pass_metrics: list[Any] = [metric.metric for metric in self._metrics if metric.covers_pass]
         self._loggers = {metric.name: loggers for metric, loggers in metrics}
@@ -458,7 +460,8 @@ class Meter:
             has_line = not isinstance(total, Mean)
         for logger in self._loggers.get(name, self._log_loggers):
             if self._burn == "0.22" and _has_batch_value(total) is not None:
-                getattr(logger, "log_bare", logger.log_final)(self._epoch, name, value)
+                log = logger.log_bare if isinstance(logger, BareLogger) else logger.log_final
+                log(self._epoch, name, value)
             elif has_line:
                 logger.log_final(self._epoch, name, value)
 

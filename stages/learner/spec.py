@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
-from stages.contracts.fields import Decay, Patterns
+from stages.contracts.fields import OPTIONAL, Decay, Patterns
 from stages.contracts.text import to_json
 from stages.devices.rng import derive_seed
 from stages.models import ModelConfig, build_model, configure_loss
@@ -46,7 +46,7 @@ class LearnerSpec(Config):
     freeze: Patterns = Field(default=(), exclude_if=not_)
     label_smoothing: Decay = Field(default=0.0, exclude_if=not_)
     class_weights: tuple[float, ...] | None = Field(default=None, exclude_if=not_)
-    vocabulary_size: int | None = Field(default=None, exclude_if=not_)
+    vocabulary_size: int | None = OPTIONAL
     """The number of ids of tokens in the data; None if its inputs are not tokens."""
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:

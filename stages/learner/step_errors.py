@@ -196,12 +196,12 @@ def _explain_dtype(failure: Failure, received: Tensor) -> str:
 
 def _explain_size(failure: Failure, received: Tensor) -> str:
     """Return which size of *received*, the input, does not fit the layer."""
-    layer = failure.layer
+    attributes = vars(failure.layer)
     for attribute in SIZES:
-        expected = getattr(layer, attribute, None)
+        expected = attributes.get(attribute)
         dimension = 1 if attribute in CHANNELS_FIRST else -1
         if attribute == "in_channels":
-            dimension = -1 - len(getattr(layer, "kernel_size", ()))
+            dimension = -1 - len(attributes.get("kernel_size", ()))
         if isinstance(expected, int) and -received.ndim <= dimension < received.ndim:
             size = received.shape[dimension]
             if size != expected:

@@ -147,6 +147,7 @@ def _epoch(epoch: int | None) -> str:
 
 
 def _display(model: Any) -> str:
-    if not hasattr(model, "parameters"):
-        return str(model)
-    return f"{model}\nTotal parameters: {sum(parameter.numel() for parameter in model.parameters())}"
+    match model:
+        case object(parameters=parameters):
+            return f"{model}\nTotal parameters: {sum(parameter.numel() for parameter in parameters())}"
+    return str(model)

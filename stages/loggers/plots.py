@@ -14,7 +14,7 @@ from typing import Any
 
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction, History, Split, format_file_name
-from stages.contracts.text import number, to_json
+from stages.contracts.text import number, parse_number, to_json
 from stages.loggers.log_files import find_epoch_folders
 from stages.system.files import open_atomic, remove, write_text
 
@@ -145,7 +145,7 @@ def _iterate_rows(files: list[tuple[int, Path]]) -> Iterator[str]:
     step = 0
     for epoch, path in files:
         for value in _iterate_values(path):
-            if is_kept(step) and _is_number(value):
+            if is_kept(step) and parse_number(value) is not None:
                 yield f"{step}\t{epoch}\t{value}\n"
             step += 1
 
@@ -159,11 +159,3 @@ def _iterate_values(path: Path) -> Iterator[str]:
             value, _, count = line.rstrip("\n").partition(",")
             if value and count != "final":
                 yield value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -6,6 +6,7 @@ from .classification import TopKAccuracyMetric as TopKAccuracyMetric
 from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .detection import MeanAveragePrecisionMetric as MeanAveragePrecisionMetric
 from .from_torchmetrics import TorchMetric as TorchMetric
+from .metric import BurnMetric as BurnMetric
 from .metric import Collector as Collector
 from .metric import Metric as Metric
 from .metric import MetricAdapter as MetricAdapter

@@ -39,8 +39,8 @@ class MatchedBoxes:
     has_batch_value: ClassVar[bool] = False
 
     def __add__(self, other: Self, /) -> Self:
-        names = ("scores", "labels", "is_hit", "target_labels")
-        joined = {name: torch.cat((getattr(self, name), getattr(other, name))) for name in names}
+        names, first, second = ("scores", "labels", "is_hit", "target_labels"), vars(self), vars(other)
+        joined = {name: torch.cat((first[name], second[name])) for name in names}
         return replace(self, **joined, images=self.images + other.images)
 
     @property

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from stages.contracts.burn import Version
 from stages.contracts.history import Direction
 from stages.contracts.plugins import OptionalAttributes
 from stages.metrics.state import MetricState
@@ -35,6 +36,13 @@ class Collector(Protocol):
 
     def measure(self) -> Sequence[MetricState]:
         """Return the measurement of each output that was copied since the last call."""
+
+
+@runtime_checkable
+class BurnMetric(Protocol):
+    """A metric whose value depends on the version of Burn that a run follows."""
+
+    burn: Version | None
 
 
 class StepMetric(Protocol):

@@ -103,20 +103,31 @@ class ErrorWeights:
 
 
 @dataclass(frozen=True)
-class ClassCounts:
-    """Counts per class over an epoch, from which the score is computed when it is read."""
+class _Counts:
+    """Counts per class over an epoch, from which a score is computed when it is read."""
 
     counts: Tensor
     """(3, C) integers: how often each class was a true positive, was predicted, and was the target."""
     weight: int | Tensor
     """The number of samples or positions; a scalar tensor on an accelerator."""
+
+    def __add__(self, other: Self, /) -> Self:
+        return replace(self, counts=self.counts + other.counts, weight=self.weight + other.weight)
+
+    @property
+    def count(self) -> int:
+        """The number of samples or positions."""
+        return int(self.weight)
+
+
+@dataclass(frozen=True)
+class ClassCounts(_Counts):
+    """Counts with the score that is computed from them."""
+
     errors: ErrorWeights
     reduction: Reduction
     counts_absent: bool = False
     """True to count a class that is neither a target nor predicted as 0 in the macro mean, as Burn 0.22."""
-
-    def __add__(self, other: Self, /) -> Self:
-        return replace(self, counts=self.counts + other.counts, weight=self.weight + other.weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts; the score they are for belongs to the metric."""
@@ -125,11 +136,6 @@ class ClassCounts:
     def load_state_dict(self, state: dict[str, Any]) -> Self:
         """Return the counts of *state*, for the score of this value."""
         return replace(self, counts=state["counts"], weight=state["weight"])
-
-    @property
-    def count(self) -> int:
-        """The number of samples or positions."""
-        return int(self.weight)
 
     @property
     def value(self) -> float:
@@ -298,22 +304,8 @@ class FBetaScoreMetric(ClassScoreMetric):
         return cls(beta, threshold=threshold, reduction=reduction)
 
 
-@dataclass(frozen=True)
-class CorrelationCounts:
-    """Counts per class over an epoch, from which Matthews' coefficient is computed when it is read."""
-
-    counts: Tensor
-    """(3, C) integers, as of `ClassCounts`; of both classes for a single logit."""
-    weight: int | Tensor
-    """The number of samples or positions; a scalar tensor on an accelerator."""
-
-    def __add__(self, other: Self, /) -> Self:
-        return type(self)(self.counts + other.counts, self.weight + other.weight)
-
-    @property
-    def count(self) -> int:
-        """The number of samples or positions."""
-        return int(self.weight)
+class CorrelationCounts(_Counts):
+    """Counts for Matthews' coefficient, of both classes for a single logit."""
 
     @property
     def value(self) -> float:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.outputs import Weight, as_count
+from stages.contracts.placement import field_values
 
 T = TypeVar("T")
 S = TypeVar("S", bound="MetricState")
@@ -190,8 +191,8 @@ def _save_fields(value: Any, metric: str) -> dict[str, Any]:
             f"epoch: {ADVICE}"
         )
     return {
-        field.name: _save_field(getattr(value, field.name), metric, f"{kind.__name__}.{field.name}")
-        for field in fields(value)
+        name: _save_field(part, metric, f"{kind.__name__}.{name}")
+        for name, part in field_values(value).items()
     }
 
 
@@ -210,12 +211,12 @@ def _save_field(value: Any, metric: str, path: str) -> Any:
 
 def _load_fields(state: Any, value: Any) -> Any:
     """Return a copy of the dataclass *value* with the fields of *state*."""
-    names = {field.name for field in fields(value)}
-    if set(state) != names:
+    parts = field_values(value)
+    if state.keys() != parts.keys():
         raise ValueError(
-            f"found {', '.join(sorted(state)) or 'no field'}, expected {', '.join(sorted(names))}"
+            f"found {', '.join(sorted(state)) or 'no field'}, expected {', '.join(sorted(parts))}"
         )
-    return replace(value, **{name: _load_field(state[name], getattr(value, name)) for name in state})
+    return replace(value, **{name: _load_field(state[name], part) for name, part in parts.items()})
 
 
 def _load_field(saved: Any, value: Any) -> Any:

@@ -155,28 +155,26 @@ class _Waits:
     end: float | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _WatchedBatches:
     """An iterator over *batches* that adds the time of each request to *waits*."""
 
-    __slots__ = ("_batches", "_clock", "_waits")
-
-    def __init__(self, batches: Iterator[Any], waits: _Waits, clock: Callable[[], float]) -> None:
-        self._batches = batches
-        self._waits = waits
-        self._clock = clock
+    batches: Iterator[Any]
+    waits: _Waits
+    clock: Callable[[], float]
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        waits, start = self._waits, self._clock()
+        waits, start = self.waits, self.clock()
         try:
-            batch = next(self._batches)
+            batch = next(self.batches)
         except StopIteration:
-            waits.end = self._clock()
+            waits.end = self.clock()
             waits.waited += waits.end - start
             raise
-        waits.waited += self._clock() - start
+        waits.waited += self.clock() - start
         return batch
 
 

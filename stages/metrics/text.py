@@ -102,7 +102,7 @@ class CharErrorRate:
         return _error_rate(output.targets, predict_tokens(output), self.pad_token)
 
 
-class WordErrorRate:
+class WordErrorRate(CharErrorRate):
     """Edits per word of the references, in percent; as in Burn, one token is one word by default.
 
     Args:
@@ -112,18 +112,15 @@ class WordErrorRate:
     """
 
     name = "WER"
-    unit = "%"
-    better = Direction.LOWEST
-    measures = SequenceOutput
 
     def __init__(self, *, pad_token: int | None = None, decode: Decode | None = None) -> None:
-        self.pad_token = pad_token
+        super().__init__(pad_token=pad_token)
         self.decode = decode
 
     def measure(self, output: SequenceOutput) -> Mean:
         """Return the error rate of one batch."""
         if self.decode is None:
-            return _error_rate(output.targets, predict_tokens(output), self.pad_token)
+            return super().measure(output)
         words = [
             [self.decode(row) for row in trim_rows(tokens, self.pad_token)]
             for tokens in (output.targets, predict_tokens(output))

@@ -19,7 +19,17 @@ from pydantic import (
 
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError, closest
-from stages.contracts.fields import Coefficients, Count, Decay, Flag, NonNegative, Patterns, Positive, integer
+from stages.contracts.fields import (
+    OPTIONAL,
+    Coefficients,
+    Count,
+    Decay,
+    Flag,
+    NonNegative,
+    Patterns,
+    Positive,
+    integer,
+)
 from stages.contracts.plugins import name_validator
 from stages.contracts.validation import describe_errors
 from stages.optim.schedules import OurSchedule
@@ -340,10 +350,10 @@ class ParameterGroup(BaseModel):
     """Regular expressions, each searched for in the names of the parameters; ``biases_and_norms`` matches
     parameters of at most one dimension, and those whose name ends in ``bias``."""
 
-    optimizer: OptimizerConfig | None = Field(default=None, exclude_if=not_)
+    optimizer: OptimizerConfig | None = OPTIONAL
     """The optimizer of the group, which then has no options besides; null: that of the other parameters."""
 
-    schedule: OurSchedule | None = Field(default=None, exclude_if=not_)
+    schedule: OurSchedule | None = OPTIONAL
     """The schedule of the group, which starts at its learning rate; null: that of the other parameters,
     scaled to that rate."""
 

@@ -8,10 +8,9 @@ from numbers import Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import device, nn, zeros
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from stages.contracts import plugins
 from stages.contracts.burn import ScheduleState, Version
@@ -41,8 +40,6 @@ RATES = ("max_lr", "base_lr", "swa_lr")
 """Arguments of torch's schedulers that are the rate of the first group; the others keep their ratio to it."""
 RATES_PER_BLOCK = 64
 """The rates of a built-in rule that are computed at a time."""
-WITHOUT_OPTIMIZER = "ChainedScheduler"
-"""The scheduler of torch whose first argument is not the optimizer."""
 
 
 class LrScheduler(Protocol):
@@ -163,7 +160,7 @@ class Scheduler:
 
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
-        kind: str = getattr(self.schedule, "kind", type(self.schedule).__name__)
+        kind = self._rule.name if self._rule else type(self.schedule).__name__
         if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
             return kind
         per = "update" if self.steps_per_update else self.per
@@ -344,13 +341,14 @@ class TorchScheduler:
 
     def set_length(self, length: RunLength) -> None:
         """Raise `BuilderError` if the schedule ends before a run of *length*."""
-        steps = getattr(self.scheduler, "total_steps", None)
         needed = length.count(self.per) - (self.per == "batch")
-        if isinstance(steps, int) and steps < needed:
-            raise BuilderError(
-                f"the {type(self.scheduler).__name__} has total_steps {steps}, but the run makes {needed} "
-                f"steps, one per {self.per}. Set total_steps to {needed}, or train for fewer epochs"
-            )
+        match self.scheduler:
+            case object(total_steps=int(steps)) if steps < needed:
+                raise BuilderError(
+                    f"the {type(self.scheduler).__name__} has total_steps {steps}, but the run makes "
+                    f"{needed} steps, one per {self.per}. Set total_steps to {needed}, or train for fewer "
+                    "epochs"
+                )
 
     def _advance(self) -> None:
         try:
@@ -421,7 +419,7 @@ def build_torch_scheduler(config: ScheduleUse, optimizer: Optimizer) -> TorchSch
 
     Raises `PluginError` or `BuilderError` if it does not exist, or does not accept its arguments.
     """
-    scheduler = build_class(config, optimizer)
+    scheduler = _build(config.kind, config.arguments, optimizer)
     return TorchScheduler(scheduler, config.per or "epoch", monitor=config.monitor)
 
 
@@ -464,13 +462,14 @@ def as_scheduler(
         return Scheduler(float(optimizer.param_groups[0]["lr"]), lr)
     if isinstance(lr, float | Real):
         return Scheduler(float(lr))
-    if isinstance(lr, type) or not callable(getattr(lr, "step", None)):
-        raise BuilderError(
-            f"the learning rate cannot be {lr!r}. Pass a number, a scheduler of stages.optim "
-            "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
-            "optimizer's own rate"
-        )
-    return lr
+    match lr:
+        case object(step=step) if callable(step) and not isinstance(lr, type):
+            return lr
+    raise BuilderError(
+        f"the learning rate cannot be {lr!r}. Pass a number, a scheduler of stages.optim "
+        "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
+        "optimizer's own rate"
+    )
 
 
 def _mode_of(scheduler: LRScheduler) -> str | None:
@@ -507,14 +506,6 @@ def _drop_code(node: Any) -> Any:
     return type(node)(map(_drop_code, node)) if type(node) in (list, tuple) else node
 
 
-def build_class(config: ScheduleUse, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return the scheduler of *optimizer* that *config* names.
-
-    Raises `PluginError` if its class cannot be found or called, or if the result is not a scheduler of torch.
-    """
-    return _build(config.kind, config.arguments, optimizer)
-
-
 def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     """Return the class named *kind*. Raises `PluginError` unless it exists and accepts *arguments*."""
     maker = plugins.find("schedule", kind, BUILT_IN)
@@ -522,11 +513,15 @@ def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     return maker
 
 
-def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
+def _build(kind: str, options: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
+    """Return the scheduler of *optimizer* of the class *kind*.
+
+    Raises `PluginError` if that cannot be found or called, or if the result is not a scheduler of torch.
+    """
     maker = find_class(kind, options)
     arguments = {name: _resolve(name, value, optimizer) for name, value in options.items()}
     arguments = {name: _scale(name, value, optimizer) for name, value in arguments.items()}
-    first = () if getattr(maker, "__name__", "") == WITHOUT_OPTIMIZER else (optimizer,)
+    first = () if maker is ChainedScheduler else (optimizer,)  # torch takes it from the parts
     scheduler = call_class("schedule", kind, lambda: maker(*first, **arguments))
     if isinstance(scheduler, LRScheduler):
         return scheduler
@@ -536,7 +531,7 @@ def _build(kind: str, options: Mapping[str, Any], optimizer: torch.optim.Optimiz
     )
 
 
-def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _resolve(name: str, value: Any, optimizer: Optimizer) -> Any:
     """Return the argument *name* with functions for their import paths, and schedulers for their configs."""
     if name in FUNCTIONS:
         paths = value if isinstance(value, list | tuple) else [value]
@@ -547,7 +542,7 @@ def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     return value
 
 
-def _scale(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _scale(name: str, value: Any, optimizer: Optimizer) -> Any:
     """Return *value* for each group, in the ratio of their rates, if it is a rate that torch gives to all."""
     rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
     if name not in RATES or len(set(rates)) == 1 or not rates[0] or not isinstance(value, int | float):
@@ -555,7 +550,7 @@ def _scale(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     return [value * (rate / rates[0]) for rate in rates]
 
 
-def _build_part(part: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
+def _build_part(part: Any, optimizer: Optimizer) -> LRScheduler:
     if not isinstance(part, Mapping) or not isinstance(part.get("kind"), str):
         raise PluginError(f"each of schedulers must be a mapping with a kind; found {part!r:.60}")
     if part["kind"] in OUR_KINDS:

@@ -6,7 +6,6 @@ a rate may be above 1, and a number of steps may be a `Span`, which `Rule.resolv
 
 import math
 from itertools import pairwise
-from operator import not_
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +13,7 @@ from pydantic import Field, model_validator
 from stages.contracts.burn import ScheduleState
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Count, Factor, NonNegative, Positive, Text
+from stages.contracts.fields import OPTIONAL, Count, Factor, NonNegative, Positive, Text
 from stages.contracts.history import Split
 from stages.contracts.plugins import name_validator
 from stages.optim.run_length import Per, RunLength, Span
@@ -59,15 +58,28 @@ class Rule(Config):
     per: Per = "batch"
     """The unit of an iteration: a batch, as in Burn, an update of the weights, or an epoch. Parts of a
     schedule use the unit of the whole."""
-    warmup: Span | None = Field(default=None, exclude_if=not_)
+    warmup: Span | None = OPTIONAL
     """Iterations before the schedule in which the rate grows to its first one: by equal amounts, from one of
     them."""
 
     @property
+    def name(self) -> str:
+        """The kind of the schedule."""
+        return str(type(self).model_fields["kind"].default)
+
+    @property
     def spans(self) -> list[str]:
-        """The spans that depend on the length of the run."""
-        values = [getattr(self, name) for name in ("warmup", *SPANS) if name in type(self).model_fields]
-        return [span for span in values if isinstance(span, str)]
+        """The spans that depend on the length of the run, also those of the parts."""
+        values = dict(self)
+        spans = (*(values.get(name) for name in ("warmup", *SPANS)), *values.get("milestones", ()))
+        of_parts = [span for part in self.parts for span in part.spans]
+        return [*(span for span in spans if isinstance(span, str)), *of_parts]
+
+    @property
+    def parts(self) -> tuple["Rule", ...]:
+        """The parts of a composed or a sequential schedule."""
+        parts: tuple[Rule, ...] = dict(self).get("schedulers", ())
+        return parts
 
     def resolve(self, length: RunLength, total: int | None = None, per: Per | None = None) -> Self:
         """Return the schedule with numbers for its spans, for a run of *length*.
@@ -82,8 +94,7 @@ class Rule(Config):
         return self.model_copy(update={"warmup": warmup, **parts})
 
     def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
-        names = [name for name in SPANS if name in type(self).model_fields]
-        return {name: length.steps_of(getattr(self, name), per, total) for name in names}
+        return {name: length.steps_of(span, per, total) for name, span in self if name in SPANS}
 
     def rate_with_warmup(self, initial: float, iteration: int) -> float:
         """Return the rate of *iteration*, counted from the first of the warm-up."""
@@ -102,11 +113,12 @@ class Rule(Config):
 
     def check(self, initial: float) -> None:
         """Raise `ParamsError` if the schedule does not support the learning rate *initial*."""
+        for part in self.parts:
+            part.check(self.start(initial))
 
     def burn_state(self, initial: float, steps: int) -> ScheduleState:
         """Return the state that Burn saves after *steps* steps."""
-        kind: str = type(self).model_fields["kind"].default
-        return ScheduleState(kind.capitalize(), self.burn_number(initial, steps))
+        return ScheduleState(self.name.capitalize(), self.burn_number(initial, steps))
 
     def burn_number(self, initial: float, steps: int) -> int | float | None:  # noqa: ARG002  for a subclass
         """Return the number that Burn saves after *steps* steps; by default None."""
@@ -246,11 +258,6 @@ class Composed(Rule):
     schedulers: Annotated[tuple[Simple, ...], Field(min_length=1)]
     reduction: Literal["avg", "sum", "prod"] = "prod"
 
-    @property
-    def spans(self) -> list[str]:
-        """The spans of the parts and of the warm-up."""
-        return [*super().spans, *(span for part in self.schedulers for span in part.spans)]
-
     def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
         return {"schedulers": tuple(part.resolve(length, total, per) for part in self.schedulers)}
 
@@ -265,11 +272,6 @@ class Composed(Rule):
         """Return the state of each part."""
         parts = tuple(schedule.burn_state(self.start(initial), steps) for schedule in self.schedulers)
         return ScheduleState("Composed", None, parts)
-
-    def check(self, initial: float) -> None:
-        """Check each part."""
-        for schedule in self.schedulers:
-            schedule.check(self.start(initial))
 
     @model_validator(mode="after")
     def _check_parts(self) -> "Composed":
@@ -292,12 +294,6 @@ class Sequential(Rule):
     ]
     milestones: tuple[Span, ...]
     """The iterations at which the second, third … schedule starts, in ascending order."""
-
-    @property
-    def spans(self) -> list[str]:
-        """The spans of the parts, of the milestones and of the warm-up."""
-        milestones = [milestone for milestone in self.milestones if isinstance(milestone, str)]
-        return [*super().spans, *milestones, *(span for part in self.schedulers for span in part.spans)]
 
     def _resolve_parts(self, length: RunLength, total: int, per: Per) -> dict[str, Any]:
         """Resolve each part for the iterations from its milestone to the next one."""
@@ -323,11 +319,6 @@ class Sequential(Rule):
             for schedule, count in zip(self.schedulers, taken, strict=True)
         ]
         return ScheduleState("Sequential", steps, tuple(parts))
-
-    def check(self, initial: float) -> None:
-        """Check each part."""
-        for schedule in self.schedulers:
-            schedule.check(self.start(initial))
 
     @model_validator(mode="after")
     def _check_parts(self) -> "Sequential":

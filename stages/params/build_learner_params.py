@@ -2,15 +2,25 @@
 
 import re
 from dataclasses import dataclass
-from operator import not_
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Bytes, ClassWeights, Count, Decay, Flag, Patterns, Renames, Seed, Text
+from stages.contracts.fields import (
+    OPTIONAL,
+    Bytes,
+    ClassWeights,
+    Count,
+    Decay,
+    Flag,
+    Patterns,
+    Renames,
+    Seed,
+    Text,
+)
 from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig, ParameterGroup, check_groups
 from stages.optim.schedules import Constant, ScheduleConfig
@@ -45,7 +55,7 @@ class CheckpointConfig(Config):
     key: Text | None = None
     """The entry of a ``.pt`` or ``.pth`` file that has the state dict, for example ``ema.model``; null: the
     file itself, or its entry ``state_dict``, ``model_state_dict`` or ``model``."""
-    layout: Literal["burn", "torch"] | None = Field(default=None, exclude_if=not_)
+    layout: Literal["burn", "torch"] | None = OPTIONAL
     """Whose names and axes the file has; null: those that it states, or else those that fit the model."""
     prefix: Text | None = None
     """Load only the names of the file that begin with this text, and remove it from them."""

@@ -14,6 +14,7 @@ from stages.contracts.config import Config, Use
 from stages.contracts.events import Interrupter, Renderer
 from stages.contracts.fields import (
     MAX_COUNT,
+    OPTIONAL,
     Compile,
     Count,
     CountFromZero,
@@ -203,8 +204,7 @@ class FitConfig(Config):
     burn: Annotated[
         Version | None,
         BeforeValidator(lambda value: str(value) if isinstance(value, float) else value),
-        Field(exclude_if=lambda value: value is None),  # so that it changes no key of an earlier run
-    ] = None
+    ] = OPTIONAL  # so that it changes no key of an earlier run
     """The version of Burn, ``0.21`` or ``0.22``, whose log lines, steps of a schedule, and metrics a run has.
 
     null: 0.22 with ``recorder: burnpack``; otherwise the defaults of this project.

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Flag, Text
+from stages.contracts.fields import OPTIONAL, Flag, Text
 from stages.contracts.plugins import check_extra
 from stages.records.config import RecorderConfig
 from stages.runs.retention import BestConfig
@@ -33,7 +33,7 @@ class SaveModelConfig(Config):
     """
     preprocess: Flag = Field(default=False, exclude_if=not_)
     """Whether ``onnx`` and ``pt2`` normalize their inputs, which are then those of the source as float32."""
-    license: Text | None = Field(default=None, exclude_if=not_)
+    license: Text | None = OPTIONAL
     """The license in the model card, in the hub's notation, such as ``apache-2.0``."""
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss, or that of the metric in ``best``."""

@@ -106,7 +106,8 @@ def _encode_container(value: Any, location: str, depth: int) -> Tree:
     if kind is deque:
         return {DEQUE: [value.maxlen, encode_list(value)]}
     if kind is defaultdict and value.default_factory in (None, *FACTORIES.values()):
-        return {DEFAULT: [getattr(value.default_factory, "__name__", None), encode_items()]}
+        factory = value.default_factory
+        return {DEFAULT: [factory and factory.__name__, encode_items()]}
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encode_state(item, f"{location}[{key!r}]", depth + 1) for key, item in value.items()}
     if kind in MAPPINGS.values():

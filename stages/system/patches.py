@@ -41,7 +41,7 @@ class Patch:
         """
         owner, attribute = self._find_owner()
         annotations = inspect.get_annotations(owner) if isinstance(owner, type) else {}
-        return annotations[attribute] if attribute in annotations else getattr(owner, attribute)
+        return annotations[attribute] if attribute in annotations else resolve_name(self.name)
 
     def replace(self) -> None:
         """Replace the name in this process."""
@@ -120,9 +120,9 @@ def apply_patches(patches: tuple[Patch, ...]) -> None:
 
 def _plain_signature(function: Any) -> str:
     """Return the signature of *function* without annotations; of an operator of PyTorch, the names only."""
-    schema = getattr(function, "_schema", None)
-    if schema is not None:
-        return f"({', '.join(argument.name for argument in schema.arguments)})"
+    match function:
+        case object(_schema=schema):
+            return f"({', '.join(argument.name for argument in schema.arguments)})"
     signature = inspect.signature(function)
     parameters = [
         parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from stages.data.image_files import (
     blocks_of,
     put,
 )
-from stages.data.sources.coco import read_coco
 from stages.data.sources.labels import (
     ListedFile,
     describe_read_error,
@@ -32,7 +32,7 @@ from stages.data.sources.labels import (
     read_rows,
 )
 from stages.data.splits import Arrays, Splits
-from stages.data.trees import Tree, flatten, unflatten
+from stages.data.trees import Ragged, Tree, flatten, unflatten
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """Endings of the names of image files; other files in the folders of classes are ignored."""
@@ -121,12 +121,56 @@ def _read_targets(
     targets: dict[str, Tree] = {}
     facts: dict[str, Any] = {}
     if boxes is not None:
-        targets, facts = read_coco(Path(boxes), [image.path for image in listed], form)
+        targets, facts = _read_coco(Path(boxes), [image.path for image in listed], form)
     if masks is None:
         return targets, facts
     masks_form = form.model_copy(update={"root": masks, "mode": "mask", "ignored": ignored})
     files = ImageFiles(masks_form, list(_find_masks(Path(masks), listed)))
     return targets | {"mask": files} if boxes is not None else files, facts
+
+
+def _read_coco(
+    path: Path, names: Sequence[str], form: ImageFormat
+) -> tuple[dict[str, Ragged], dict[str, Any]]:
+    """Return the ``boxes`` and ``labels`` of the images with *names*, and the names of their classes.
+
+    A box is left, top, right and bottom in pixels of the size in *form*, float32. Classes are numbered in the
+    order of their ids. Annotations of crowds are left out. Raises `DataError` if *path* is not such a file,
+    or lacks an image.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        numbers = {category["id"]: number for number, category in enumerate(categories)}
+        images = {image["file_name"]: image for image in content["images"]}
+        rows: dict[Any, list[list[float]]] = {image["id"]: [] for image in content["images"]}
+        for annotation in content["annotations"]:
+            if not annotation.get("iscrowd"):
+                left, top, width, height = annotation["bbox"]
+                box = [left, top, left + width, top + height, numbers[annotation["category_id"]]]
+                rows[annotation["image_id"]].append(box)
+        if missing := [name for name in names if name not in images]:
+            raise DataError(
+                f"load_data.source.boxes: {path} has no image with the file_name {missing[0]!r}. Add it, or "
+                "remove the image"
+            )
+        scaled = [_scale_boxes(rows[images[name]["id"]], images[name], form) for name in names]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"load_data.source.boxes: {path} is not a file of boxes in COCO's format ({error!r}). Correct it"
+        ) from error
+    boxes, labels = Ragged.of([box[:, :4] for box in scaled]), Ragged.of([box[:, 4] for box in scaled])
+    named = {"boxes": boxes, "labels": Ragged(labels.values.astype(np.int64), labels.ends)}
+    return named, {"class_names": tuple(str(category["name"]) for category in categories)}
+
+
+def _scale_boxes(boxes: list[list[float]], image: dict[str, Any], form: ImageFormat) -> np.ndarray:
+    """Return *boxes* with their classes, (n, 5) float32, after the *image* was resized."""
+    array = np.array(boxes, np.float64).reshape(-1, 5)
+    if form.resize:
+        height, width = form.size
+        array[:, :4] *= np.array([width / image["width"], height / image["height"]] * 2)
+    return array.astype(np.float32)
 
 
 def _find_masks(folder: Path, listed: Sequence[ListedFile]) -> Iterator[str]:

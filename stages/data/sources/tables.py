@@ -471,7 +471,7 @@ def _check_target(file: TableParts, target: str, task: Task | None) -> None:
 
 def decode(column: Any) -> Any:
     """Return the values of a column that may be stored as numbers of a dictionary, or as views."""
-    column = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    column = column.dictionary_decode() if isinstance(column, load_arrow().DictionaryArray) else column
     is_large = is_text(column.type)  # not every function supports views
     return column.cast(load_arrow().large_string()) if is_large else column
 

@@ -101,7 +101,7 @@ def _build_arrays(leaves: Mapping[str, Any], name: str) -> Arrays:
 
 def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
     """Return arrays that read the samples of a map-style dataset when they are needed."""
-    if not isinstance(source, Sized) or not hasattr(source, "__getitem__"):
+    if not _has_items(source):
         raise PluginError(
             f"dataset {name!r} must have __len__ and __getitem__ to be read when its samples are needed; "
             f"found {type(source).__name__}. Set load_data.source.lazy to false"
@@ -170,10 +170,15 @@ class _Values:
         return self._found[: self._count]
 
 
+def _has_items(source: Any) -> bool:
+    """Return whether *source* is a map-style dataset."""
+    return isinstance(source, Sized) and hasattr(source, "__getitem__")
+
+
 def _iterate(source: Any, name: str) -> Iterator[dict[str, np.ndarray]]:
     """Yield the leaves of each sample of a map-style or iterable dataset."""
     samples: Iterable[Any]
-    if isinstance(source, Sized) and hasattr(source, "__getitem__"):
+    if _has_items(source):
         samples = (source[index] for index in range(len(source)))
     elif isinstance(source, Iterable):
         samples = source

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -36,29 +36,6 @@ MAX_COPIED_BYTES = 16 << 20
 """Bytes of a state on a CPU up to which training continues while a copy of it is written."""
 
 log = logging.getLogger(__name__)
-
-
-class CheckpointWriter(Protocol):
-    """Writes one checkpoint at a time: a `SnapshotWriter`, or the writer of a sharded run."""
-
-    @property
-    def is_writing(self) -> bool:
-        """Return whether a write is in progress."""
-
-    def prepare(self, checkpoint: Checkpoint) -> None:
-        """Provide the memory for checkpoints like *checkpoint*."""
-
-    def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
-        """Call *write* with *checkpoint* or a copy of it, now or in a thread."""
-
-    def join(self) -> None:
-        """Wait until the write has ended."""
-
-    def raise_error(self) -> None:
-        """Raise what the last write raised, once."""
-
-    def release(self) -> None:
-        """Free the memory."""
 
 
 @dataclass
@@ -99,7 +76,7 @@ class CheckpointManager:
         retention: Retention,
         interval: CheckpointInterval,
         *,
-        writer: CheckpointWriter | None = None,
+        writer: "SnapshotWriter | GatheringWriter | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epochs = epochs
@@ -190,11 +167,11 @@ class CheckpointManager:
             return
         if save.error is not None:
             self._report_failure(save, save.error)
-        elif save.checkpointer is self.steps:
-            self._saved_at = save.started_at
+            return
+        self._saved_at = save.started_at
+        if save.checkpointer is self.steps:
             self._failed_before_step = set(self._failed)
         else:
-            self._saved_at = save.started_at
             self._finish_epoch(save)
 
     @contextmanager

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 from torch.optim import Optimizer
 
@@ -137,8 +136,9 @@ def without_dynamo() -> Iterator[None]:
     imports ``torch._dynamo`` to create the function that it then stores in an attribute. Within this context
     that attribute already holds the plain method. If PyTorch does not wrap the methods, nothing changes.
     """
-    wrapped = [_unwrap(name) for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad")]
-    marked = [method for method in wrapped if method is not None and not hasattr(method, DYNAMO_MARK)]
+    names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    wrapped = [vars(vars(Optimizer)[name]).get("__wrapped__") for name in names]
+    marked = [method for method in wrapped if method is not None and DYNAMO_MARK not in vars(method)]
     for method in marked:
         setattr(method, DYNAMO_MARK, method)
     try:
@@ -146,7 +146,3 @@ def without_dynamo() -> Iterator[None]:
     finally:
         for method in marked:
             delattr(method, DYNAMO_MARK)
-
-
-def _unwrap(name: str) -> Any:
-    return getattr(getattr(Optimizer, name), "__wrapped__", None)

@@ -71,27 +71,28 @@ def _batch_norm(module: Any) -> Tree:
     """Return the layout of a batch norm; in Burn it always has gamma, beta and running statistics."""
     size = (module.num_features,)
     return {
-        "gamma": _present(module, "weight", 1.0, size),
-        "beta": _present(module, "bias", 0.0, size),
-        "running_mean": _present(module, "running_mean", 0.0, size),
-        "running_var": _present(module, "running_var", 1.0, size),
+        "gamma": _present("weight", module.weight, 1.0, size),
+        "beta": _present("bias", module.bias, 0.0, size),
+        "running_mean": _present("running_mean", module.running_mean, 0.0, size),
+        "running_var": _present("running_var", module.running_var, 1.0, size),
         "momentum": None,
         "epsilon": None,
     }
 
 
 def _layer_norm(module: Any) -> Tree:
-    gamma = _present(module, "weight", 1.0, tuple(module.normalized_shape))
+    gamma = _present("weight", module.weight, 1.0, tuple(module.normalized_shape))
     return {"gamma": gamma, "beta": Some("bias"), "epsilon": None}
 
 
 def _rms_norm(module: Any) -> Tree:
-    return {"gamma": _present(module, "weight", 1.0, tuple(module.normalized_shape)), "epsilon": None}
+    gamma = _present("weight", module.weight, 1.0, tuple(module.normalized_shape))
+    return {"gamma": gamma, "epsilon": None}
 
 
-def _present(module: Any, name: str, value: float, shape: tuple[int, ...]) -> Tree:
-    """Return *name* if *module* has such a tensor, else the constant that Burn's module has instead."""
-    return Constant(value, shape) if getattr(module, name, None) is None else name
+def _present(name: str, tensor: Any, value: float, shape: tuple[int, ...]) -> Tree:
+    """Return *name* if the *tensor* of that name exists, else the constant that Burn's module has instead."""
+    return Constant(value, shape) if tensor is None else name
 
 
 def _convolution(dimensions: int) -> Tree:
@@ -147,7 +148,9 @@ def _recurrent_layer(module: Any, suffix: str) -> Tree:
         }
         for gate, place in GATES[kind].items()
     }
-    projection = {"projection": f"weight_hr{suffix}.T"} if getattr(module, "proj_size", 0) else {}
+    projection = (
+        {"projection": f"weight_hr{suffix}.T"} if isinstance(module, nn.RNNBase) and module.proj_size else {}
+    )
     return {**gates, **_recurrent_constants(module, kind), **projection}
 
 

@@ -4,8 +4,8 @@ Every name that does not fit is reported.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,9 +169,8 @@ def load_into(
     read.skipped = skipped
     if strict and not read.fits:
         raise RecordError(_complaint(read, module, source))
-    target: OrderedDict[str, Any] = OrderedDict({**current, **read.state})
-    if hasattr(current, "_metadata"):
-        target._metadata = current._metadata  # type: ignore[attr-defined]  # noqa: SLF001  versions of torch's own modules
+    target = copy(current)  # with the versions of torch's own modules, an attribute
+    target.update(read.state)
     module.load_state_dict(target)
     return read
 

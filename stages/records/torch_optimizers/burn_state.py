@@ -74,9 +74,10 @@ def form_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
 
 def part_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Return the optimizer of the parameters of *group*: one of several if *optimizer* joins them."""
-    find = getattr(optimizer, "part_of", None)
-    part: torch.optim.Optimizer = optimizer if find is None else find(group)
-    return part
+    match optimizer:
+        case object(part_of=find):
+            optimizer = find(group)
+    return optimizer
 
 
 def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]:
