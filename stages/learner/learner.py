@@ -120,7 +120,8 @@ class Learner:
             protect_files(self._options, self.epoch)
         application_log = self._options.open_application_log() if is_main else nullcontext()
         with application_log:
-            log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
+            label = f" of {self._options.label}" if self._options.label else ""
+            log.info("%s", f"Resuming {self.resumed}{label}" if self.resumed else f"Starting training{label}")
             if is_main:
                 self._note_machine()
             loop = Loop(self.components)

@@ -65,6 +65,8 @@ class LearnerOptions:
     renderer: Renderer | None = None
     """None for the default of the terminal."""
     progress_loggers: tuple[Renderer, ...] = ()
+    label: str | None = None
+    """The name of the run for renderers and progress loggers."""
     num_epochs: int = 1
     devices: Sequence[str | torch.device] = ("auto",)
     strategy: Strategy = "auto"
