@@ -15,6 +15,7 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Linear, Scheduler, Sgd
 from stages.records import BurnpackRecorder, DefaultRecorder, NamedMpkGzFileRecorder, read_item
 from stages.renderers import NoRenderer
+from stages.runs.checkpointer import FileCheckpointer
 from stages.runs.file_names import TRAINER_SUFFIX
 
 SCHEDULES = {"constant": lambda: 0.05, "linear": lambda: Scheduler(0.05, Linear(final=0.01, num_iters=16))}
@@ -129,6 +130,15 @@ def test_logs_of_burn_without_checkpoints_are_moved_aside(tiny, tmp_path, capsys
     after = contents(tmp_path)
     assert {name.replace("/", ".1/", 1): text for name, text in before.items()}.items() <= after.items()
     assert not (tmp_path / "train.2").exists()
+
+
+def test_model_without_ids_is_not_taken_for_one_of_this_project(tmp_path):
+    checkpointer = FileCheckpointer(tmp_path, DefaultRecorder())
+    DefaultRecorder().record({"weight": torch.ones(2)}, tmp_path / "model-1")
+
+    checkpointer.remove_partial_files()
+
+    assert (tmp_path / "model-1.mpk.gz").exists()
 
 
 def test_newest_checkpoint_is_that_of_this_project_after_it_resumed(start, tiny, tmp_path, capsys):
