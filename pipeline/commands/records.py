@@ -151,7 +151,7 @@ def convert(
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
     found, result_layout = layout_of(record, before), choose_layout(record, before, after, layout)
-    fills_activations = before.is_burnpack and not after.is_burnpack and lacks_activations(record)
+    fills_activations = before.is_burnpack and not after.is_burnpack and lacks_activations(record.item)
     if result_layout and (found != result_layout or (fills_activations and learner)):
         record = _translate(record, source, found, result_layout, learner)
     elif learner and after.is_burnpack and not before.is_burnpack:

@@ -90,6 +90,8 @@ class Progress:
 
     epochs: int
     """The number of epochs of the run."""
+    label: str | None = None
+    """The name that the user has given the run."""
     first_epoch: int = 1
     """The first epoch of this process: after a resume, the epoch after the checkpoint."""
     epoch: int = 0

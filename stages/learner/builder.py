@@ -390,6 +390,10 @@ class LearnerBuilder:
         """
         return self._set(seed=seed)
 
+    def label(self, text: str) -> Self:
+        """Name the run *text* in its log, in the lines of the renderer and for progress loggers."""
+        return self._set(label=text)
+
     def summary(self) -> Self:
         """Print the table of lowest and highest values after the run. Default: no."""
         return self._set(summary=True)

@@ -16,7 +16,7 @@ from stages.learner.assembly import AnyOptimizer, Components, LearningRate, asse
 from stages.learner.batches import Loader
 from stages.learner.loop import Loop
 from stages.learner.options import LearnerOptions
-from stages.learner.resume.burn_checkpoints import check_later_epochs
+from stages.learner.resume.burn_checkpoints import protect_files
 from stages.learner.run_state import RunState, write_machine
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
@@ -117,10 +117,11 @@ class Learner:
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
         is_main = self.components.group.is_main
         if is_main:
-            check_later_epochs(self._options.directory, self.epoch)
+            protect_files(self._options, self.epoch)
         application_log = self._options.open_application_log() if is_main else nullcontext()
         with application_log:
-            log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
+            label = f" of {self._options.label}" if self._options.label else ""
+            log.info("%s", f"Resuming {self.resumed}{label}" if self.resumed else f"Starting training{label}")
             if is_main:
                 self._note_machine()
             loop = Loop(self.components)

@@ -79,6 +79,7 @@ class Loop:
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
             self._options.num_epochs,
+            label=self._options.label,
             first_epoch=self._state.epoch + 1,
             shown=self._observers.display_options(),
             interrupter=self._interrupter,

@@ -25,6 +25,9 @@ from stages.records import Recorder
 from stages.runs import CheckpointStorage, Retention
 from stages.runs.retention import EarlyStopping
 
+EXPERIMENT_LOG = "experiment.log"
+"""The default application log, in the directory of a run."""
+
 
 @dataclass(frozen=True)
 class CheckpointInterval:
@@ -62,6 +65,8 @@ class LearnerOptions:
     renderer: Renderer | None = None
     """None for the default of the terminal."""
     progress_loggers: tuple[Renderer, ...] = ()
+    label: str | None = None
+    """The name of the run for renderers and progress loggers."""
     num_epochs: int = 1
     devices: Sequence[str | torch.device] = ("auto",)
     strategy: Strategy = "auto"
@@ -113,7 +118,7 @@ class LearnerOptions:
         if self.application_log is not None:
             return self.application_log()
         log: AbstractContextManager[object] = find_default("loggers:ExperimentLog")(
-            self.directory / "experiment.log"
+            self.directory / EXPERIMENT_LOG
         )
         return log
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from stages.contracts.errors import RecordError
 from stages.records.limits import MAX_DEPTH
-from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
+from stages.records.record_tree import RawTensor, Tree, fields_of, iter_leaves, unwrap
 
 MAX_ENTRIES = 50_000
 """Tensors, scalars or texts in one file; each takes memory, however few bytes of the file it takes."""
@@ -46,6 +46,12 @@ def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]
         yield "", node
     elif node is not None:
         yield join_path(path), node
+
+
+def param_ids(node: Tree) -> dict[str, str]:
+    """Return the id of each parameter of *node*, the record of a model, by its path."""
+    leaves = ((path.rpartition("."), leaf) for path, leaf in iter_leaves(node))
+    return {path: leaf for (path, _, key), leaf in leaves if key == "id" and isinstance(leaf, str)}
 
 
 def extend_path(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:

@@ -43,8 +43,10 @@ class PlainRenderer(NoRenderer):
         """Print *line* and flush standard output."""
         print_line(line)
 
-    def start(self, progress: Progress) -> None:  # noqa: ARG002  required by the protocol
-        """Start the first interval."""
+    def start(self, progress: Progress) -> None:
+        """Print the label of the run, and start the first interval."""
+        if progress.label:
+            self.write(progress.label)
         self._next_line = time.monotonic() + self._interval
 
     def step(self, progress: Progress) -> None:

@@ -21,9 +21,8 @@ from stages.records import (
     to_021,
     to_plain,
 )
-from stages.records.dotted_names import derive_param_id
+from stages.records.dotted_names import derive_param_id, param_ids
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
-from stages.records.record_tree import iter_leaves
 from stages.runs.file_names import (
     BURN_PARTS,
     CHECKPOINT_FOLDER,
@@ -39,9 +38,6 @@ from stages.runs.file_names import (
 )
 from stages.runs.manifest import LogLedger, Manifest
 from stages.system.files import UNREADABLE, damage, describe, open_atomic, sync_directory
-
-ID = ".id"
-"""The end of the path of a parameter's id in a record."""
 
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,
@@ -80,17 +76,17 @@ class FileCheckpointer:
         return [epoch for epoch in list_unmarked_epochs(self.directory) if self._has_our_ids(epoch) is False]
 
     def _has_our_ids(self, epoch: int) -> bool | None:
-        """Return whether the ids in the model of *epoch* follow from the paths; None if it cannot be read.
+        """Return whether the ids in the model of *epoch* follow from the paths; None if it has none.
 
-        Burn's are random.
+        Burn's are random. None also if it cannot be read.
         """
         try:
             [path] = files_of(self.directory, epoch, part=BURN_PARTS[0])
             record = formats.read(path, keep_data=False)
         except (RecordError, ValueError):
             return None
-        ids = [(name, leaf) for name, leaf in iter_leaves(record.item) if name.endswith(ID)]
-        return all(leaf == derive_param_id(name.removesuffix(ID)) for name, leaf in ids)
+        ids = param_ids(record.item)
+        return all(key == derive_param_id(name) for name, key in ids.items()) if ids else None
 
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Write *checkpoint* as that of *epoch*.

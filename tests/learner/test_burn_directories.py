@@ -9,12 +9,13 @@ import torch
 from burn_files import BURN_022, needs_files
 
 from stages.contracts.errors import CheckpointError
-from stages.learner import LearnerBuilder
+from stages.learner import LearnerBuilder, LoopCheckpoints
 from stages.metrics import AccuracyMetric, LearningRateMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, Linear, Scheduler, Sgd
 from stages.records import BurnpackRecorder, DefaultRecorder, NamedMpkGzFileRecorder, read_item
 from stages.renderers import NoRenderer
+from stages.runs.checkpointer import FileCheckpointer
 from stages.runs.file_names import TRAINER_SUFFIX
 
 SCHEDULES = {"constant": lambda: 0.05, "linear": lambda: Scheduler(0.05, Linear(final=0.01, num_iters=16))}
@@ -102,8 +103,42 @@ def test_run_that_would_replace_files_of_burn_is_refused(start, tiny, tmp_path):
         LearnerBuilder(tmp_path).renderer(NoRenderer()).build(make_net(), Adam()).fit(*load())
     with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; found: 1, 2"):
         run(start, tmp_path, 4, tiny, 3)
+    with pytest.raises(CheckpointError, match="checkpoint has checkpoints that Burn wrote"):
+        LoopCheckpoints(tmp_path / "checkpoint", make_net())
 
     assert contents(tmp_path) == before
+
+
+def test_logs_of_burn_without_checkpoints_are_moved_aside(tiny, tmp_path, capsys):
+    make_net, load = tiny
+
+    def log_run(directory, epochs):
+        builder = LearnerBuilder(directory).num_epochs(epochs).renderer(NoRenderer())
+        builder.metrics(LossMetric()).devices(["cpu"]).build(make_net(), Adam(), 0.05).fit(*load())
+
+    log_run(tmp_path, 2)
+    log_run(tmp_path, 1)  # it replaces logs of this project
+    assert {path.name for path in (tmp_path / "train").iterdir()} == {"epoch-1"}
+    (tmp_path / "experiment.log").write_text("2026-05-02T07:00:00Z  INFO burn_train::learner: Fitting")
+    before = contents(tmp_path)
+    capsys.readouterr()
+
+    for epochs in (1, 1):
+        log_run(tmp_path, epochs)
+
+    assert "no run of this project wrote, to folders named *.1" in capsys.readouterr().out
+    after = contents(tmp_path)
+    assert {name.replace("/", ".1/", 1): text for name, text in before.items()}.items() <= after.items()
+    assert not (tmp_path / "train.2").exists()
+
+
+def test_model_without_ids_is_not_taken_for_one_of_this_project(tmp_path):
+    checkpointer = FileCheckpointer(tmp_path, DefaultRecorder())
+    DefaultRecorder().record({"weight": torch.ones(2)}, tmp_path / "model-1")
+
+    checkpointer.remove_partial_files()
+
+    assert (tmp_path / "model-1.mpk.gz").exists()
 
 
 def test_newest_checkpoint_is_that_of_this_project_after_it_resumed(start, tiny, tmp_path, capsys):

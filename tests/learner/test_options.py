@@ -16,7 +16,7 @@ from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
 from stages.optim import Adam, ClipByValue, Sgd
-from stages.renderers import NoRenderer
+from stages.renderers import NoRenderer, PlainRenderer
 from stages.runs import KeepBest, MetricEarlyStopping
 
 
@@ -165,6 +165,25 @@ def test_progress_loggers_receive_the_events_of_the_renderer(train, tmp_path):
     train(tmp_path, change=lambda b: b.with_progress_logger(logger))
 
     assert heard == ["logger"]
+
+
+def test_label_is_in_the_log_the_progress_and_the_lines_of_the_renderer(train, tmp_path, capsys):
+    class Named(NoRenderer):
+        def start(self, progress):
+            labels.append(progress.label)
+
+    labels = []
+    label = "two layers, seed 1"
+
+    train(
+        tmp_path,
+        epochs=1,
+        change=lambda b: b.label(label).renderer(PlainRenderer()).with_progress_logger(Named()),
+    )
+
+    assert labels == [label]
+    assert capsys.readouterr().out.startswith(f"{label}\nepoch 1/1 |")
+    assert f"Starting training of {label}\n" in (tmp_path / "experiment.log").read_text()
 
 
 def test_experiment_log_has_the_users_records_and_can_be_turned_off(train, tmp_path):

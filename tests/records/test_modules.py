@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from stages.contracts.errors import RecordError
-from stages.records import DefaultRecorder, save_file
+from stages.records import DefaultRecorder, NamedMpkFileRecorder, read_item, save_file
 from stages.records.precision import FullPrecision, HalfPrecision
 from stages.records.record_tree import Map, RawTensor, Some, Variant, iter_leaves, strip_type_hints
 from stages.records.tensors import BLOCK_SIZE, from_raw, to_raw
@@ -549,6 +549,28 @@ def test_burn_record_method_defines_layout():
     assert load_into(Transposed(), through_a_file(strip_type_hints(record))).fits
 
 
+class ColumnLinear(nn.Linear):
+    """Burn's Linear with `LinearLayout::Col`, whose record has the axes [out, in]."""
+
+    def burn_record(self):
+        return {"weight": "weight", "bias": Some("bias")}
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_column_layout_of_burns_linear_is_shown_and_read(size, tmp_path):
+    module = nn.Sequential(ColumnLinear(4, size))
+    again = nn.Sequential(ColumnLinear(4, size))
+
+    path = NamedMpkFileRecorder().record(record_of(module), tmp_path / "model")
+
+    assert list(read_item(path)[0]["weight"]["param"].shape) == [size, 4]
+    load_into(again, read_item(path))
+    assert torch.equal(again[0].weight, module[0].weight)
+    if size != 4:  # nothing in the file of a square one states its axes
+        with pytest.raises(RecordError, match=r"expected F32 \[4, 3\]: for LinearLayout::Col, name 'weight'"):
+            load_into(nn.Sequential(nn.Linear(4, size)), read_item(path), layout="burn")
+
+
 @pytest.mark.parametrize(
     ("layout", "message"), [({"a": "unknown"}, "unknown"), ({"a": 7}, "7"), ("bias.T", "matrix")]
 )
@@ -729,6 +751,7 @@ UNLIKE = {
     "running statistics": (nn.InstanceNorm1d(3, track_running_stats=True), ["running_mean", "running_var"]),
     "projection": (nn.LSTM(3, 4, proj_size=2), ["projection"]),
     "no bias": (nn.TransformerEncoderLayer(4, 2, 8, bias=False), ["self_attn.bias"]),
+    "keys of another size": (nn.MultiheadAttention(4, 2, kdim=2, vdim=2), ["key"]),
     "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), ["weight"]),
     "spectral norm": (nn.utils.parametrizations.spectral_norm(nn.Conv1d(2, 2, 1)), ["weight"]),
     "subclass of a user": (Scaled(), []),

@@ -6,6 +6,7 @@ import torch
 from stages.contracts.errors import RecordError
 from stages.optim import (
     Adam,
+    Adan,
     Composed,
     Constant,
     Cosine,
@@ -64,7 +65,9 @@ def write_optimizer(config, directory):
     return [recorder.record(item, directory / "optim-1") for recorder in recorders]
 
 
-@pytest.mark.parametrize("config", [Adam(amsgrad=True), Sgd(momentum=0.9), Lbfgs(max_iter=1)], ids=str)
+@pytest.mark.parametrize(
+    "config", [Adam(amsgrad=True), Adan(), Sgd(momentum=0.9), Lbfgs(max_iter=1)], ids=str
+)
 def test_optimizer_is_translated_both_ways(config, tmp_path):
     old, new = write_optimizer(config, tmp_path)
 

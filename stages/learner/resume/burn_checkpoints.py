@@ -1,21 +1,22 @@
 """Checkpoints that Burn wrote into the directory of a run: resuming from them, and protecting them."""
 
+from itertools import count
 from pathlib import Path
 
 import torch
 
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.history import History
+from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
 from stages.learner.checks import RuleOptions
 from stages.learner.model_state import ModelState
-from stages.learner.options import LearnerOptions, read_directory_history
+from stages.learner.options import EXPERIMENT_LOG, LearnerOptions, read_directory_history
 from stages.learner.resume.warm_start import empty_window, optimizer_file_of, restore_optimizer
 from stages.learner.run_state import history_tree
 from stages.optim import load_burn_schedule
 from stages.records import DefaultRecorder, Tree, load_into, read_item, record_of, to_021
 from stages.runs import Checkpoint, FileCheckpointer
-from stages.runs.file_names import CHECKPOINT_FOLDER, files_of
+from stages.runs.file_names import CHECKPOINT_FOLDER, TRAINER, files_of
 
 
 def read_burn_checkpoint(
@@ -54,16 +55,36 @@ def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
     return f"the schedule resumes from {files[0].name}"
 
 
-def check_later_epochs(directory: Path, epoch: int) -> None:
-    """Raise `CheckpointError` if Burn has trained in *directory* for more than *epoch* epochs.
+def protect_files(options: LearnerOptions, epoch: int) -> None:
+    """Keep the files of other programs, such as Burn, in the directory of a run that starts after *epoch*.
 
-    A run that starts after *epoch* would replace its checkpoints and logs.
+    Logs are moved aside unless a run of this project has left a checkpoint or lines in ``experiment.log``.
+    Raises `CheckpointError` if Burn has checkpoints of later epochs, which the run would
+    replace together with their logs.
     """
+    directory = options.directory
     folder = directory / CHECKPOINT_FOLDER
     epochs = FileCheckpointer(folder, DefaultRecorder()).list_burn_epochs()
     if epochs and epochs[-1] > epoch:
         raise CheckpointError(
             f"{folder} has checkpoints that Burn wrote, up to epoch {epochs[-1]}, and a run after epoch "
             f"{epoch} would replace them and the logs. Resume with checkpoint({epochs[-1]}) or "
-            'checkpoint("auto"), or use another directory'
+            f'checkpoint("auto") for at least {epochs[-1]} epochs, or use another directory'
         )
+    if not epoch and options.loggers is None and options.identity is None:
+        _move_logs(directory)
+
+
+def _move_logs(directory: Path) -> None:
+    folders = [directory / split for split in Split if any(directory.glob(f"{split}/epoch-*"))]
+    log = directory / EXPERIMENT_LOG
+    is_logged = log.is_file() and b" stages::" in log.read_bytes()
+    if not folders or is_logged or any(directory.glob(f"*/*{TRAINER}-*")):
+        return
+    numbers = (number for number in count(1) if not any(directory.glob(f"*.{number}")))
+    suffix = f".{next(numbers)}"
+    for folder in folders:
+        folder.rename(folder.with_name(folder.name + suffix))
+    print_line(
+        f"moved the logs in {directory}, which no run of this project wrote, to folders named *{suffix}"
+    )

@@ -66,8 +66,11 @@ class LoopCheckpoints:
 
         Raises:
             RecordError: If a part has a value that no checkpoint can hold.
+            CheckpointError: If *directory* has checkpoints of Burn, which the loop would replace.
         """
         self._files = FileCheckpointer(Path(directory), NamedMpkGzFileRecorder(OriginalPrecision))
+        if self._files.list_burn_epochs():
+            raise CheckpointError(f"{directory} has checkpoints that Burn wrote. Use another directory")
         self._model = model
         self._retention = retention or default_retention()
         self._parts = parts

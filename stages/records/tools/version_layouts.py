@@ -12,10 +12,11 @@ from stages.contracts.burn import FIELDS, ScheduleState
 from stages.contracts.errors import RecordError
 from stages.records import formats
 from stages.records.burn_layouts import HISTORIES, from_022, to_021, to_022
+from stages.records.dotted_names import param_ids
 from stages.records.formats import Format
 from stages.records.record_tree import Map, ParameterState, RawTensor, Record, Tree, Variant, iter_leaves
 
-IN_COMPOSED = ("Linear", "Cosine", "Exponential", "Noam")
+IN_COMPOSED = FIELDS.keys() - {"Step", "Sequential"}
 """The parts that a composed schedule of 0.21 can have."""
 TRANSFORMS = {"input_transform", "hidden_transform"}
 """The fields of a gate of Burn's RNNs."""
@@ -31,7 +32,7 @@ def translate_version(record: Record, source: Path, before: Format, after: Forma
         return record
     if before.is_burnpack:
         item = to_021(_read_022(record, source))
-        if any(map(_lacks_activation, _nodes(item))):
+        if lacks_activations(item):
             raise RecordError(
                 f"{source} has an RNN, whose activation burnpack does not store and Burn 0.21 needs. Set "
                 "--learner to a directory with the learner.json of the model"
@@ -41,9 +42,9 @@ def translate_version(record: Record, source: Path, before: Format, after: Forma
     return replace(record, item=item, extra={**(record.extra or {}), **texts} or None)
 
 
-def lacks_activations(record: Record) -> bool:
-    """Return whether *record* has an RNN without its activations, which Burn up to 0.21 needs."""
-    return any(map(_lacks_activation, _nodes(record.item)))
+def lacks_activations(item: Tree) -> bool:
+    """Return whether *item* has an RNN without its activations, which Burn up to 0.21 needs."""
+    return any(map(_lacks_activation, _nodes(item)))
 
 
 def _read_022(record: Record, source: Path) -> Tree:
@@ -82,7 +83,7 @@ def _schedule_of(fields: Tree, source: Path) -> ScheduleState:
             return ScheduleState(kind, int(fields[name]) if is_integer else float(fields[name]))
     parts = [_schedule_of(part, source) for part in fields.values() if isinstance(part, dict)]
     in_order = [*fields] == [str(index) for index in range(len(fields))]
-    if not parts or len(parts) != len(fields) or not in_order or {p.kind for p in parts} - {*IN_COMPOSED}:
+    if not parts or len(parts) != len(fields) or not in_order or {p.kind for p in parts} - IN_COMPOSED:
         raise RecordError(
             f"{source} is the state of a schedule that Burn 0.21 lacks, with {', '.join(fields)}"
         )
@@ -121,8 +122,8 @@ def _paths(source: Path) -> dict[str, str]:
     path = source.with_name(source.name.replace("optim", "model", 1))
     if path == source or not path.is_file():
         return {}
-    leaves = iter_leaves(formats.read(path, keep_data=False).item)
-    return {leaf: name.removesuffix(".id") for name, leaf in leaves if name.endswith(".id")}
+    ids = param_ids(formats.read(path, keep_data=False).item)
+    return {key: name for name, key in ids.items()}
 
 
 def _nodes(node: Tree) -> Iterator[dict[str, Tree]]:

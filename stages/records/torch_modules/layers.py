@@ -59,8 +59,11 @@ def unlike_burn(module: nn.Module) -> list[str]:
     """Return the tensors of *module* that Burn's module has in another form or always, with the reason."""
     if isinstance(module, nn.LSTM) and module.proj_size:
         return ["projection: Burn's Lstm has no such field"]
-    if isinstance(module, nn.MultiheadAttention) and module.in_proj_bias is None:
-        return ["bias: Burn's MultiHeadAttention, and a transformer's layer, always has biases"]
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_bias is None:
+            return ["bias: Burn's MultiHeadAttention, and a transformer's layer, always has biases"]
+        if {module.kdim, module.vdim} != {module.embed_dim}:
+            return ["key: Burn's MultiHeadAttention has d_model features in keys and values"]
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         kind = type(module).__name__
         return [f"gamma: Burn's {kind} has one dimension, this one has {list(module.normalized_shape)}"]

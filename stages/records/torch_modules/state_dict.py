@@ -305,7 +305,13 @@ def _mismatch(slot: Slot, tensor: RawTensor, current: Tensor | None) -> str | No
         expected = list(view_slot(slot, current).shape)
         dtype = DTYPE_NAMES.get(current.dtype, str(current.dtype))
         if shape != expected or _kind(tensor.dtype) != _kind(dtype):
-            return f"is {tensor.dtype} {shape}, expected {dtype} {expected}"
+            is_turned = slot.transposed and shape == expected[::-1]
+            hint = (
+                ""
+                if not is_turned
+                else ": for LinearLayout::Col, name 'weight' in a burn_record, not 'weight.T'"
+            )
+            return f"is {tensor.dtype} {shape}, expected {dtype} {expected}{hint}"
         return None
     if slot.transposed and len(shape) != 2:
         return f"is {tensor.dtype} {shape}, expected a matrix"

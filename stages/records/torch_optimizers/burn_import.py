@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Tree, iter_leaves
+from stages.records.dotted_names import param_ids
+from stages.records.record_tree import Tree
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
@@ -67,7 +68,7 @@ def load_burn_optimizer(
             "the state of the optimizer"
         )
     tree = skeleton_of(module)
-    foreign, entries = _ids(model_item), to_raw_tree(item) or {}
+    foreign, entries = param_ids(to_raw_tree(model_item)), to_raw_tree(item) or {}
     places = slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
     states: list[dict[str, Any]] = []
@@ -109,13 +110,3 @@ def _initial_state(form: Tree, group: Mapping[str, Any], parameter: Tensor) -> d
     state = {name: torch.zeros_like(parameter, requires_grad=False) for name in sorted(names - {STEP})}
     counts = STEP in names or form is RMS_PROP
     return {STEP: new_step(0, group, parameter), **state} if counts else state
-
-
-def _ids(model_item: Tree) -> dict[str, str]:
-    """Return the id of the parameter at each path of a model's record."""
-    leaves = iter_leaves(to_raw_tree(model_item))
-    return {
-        path.removesuffix(".id"): leaf
-        for path, leaf in leaves
-        if path.endswith(".id") and isinstance(leaf, str)
-    }
