@@ -17,7 +17,7 @@ from pipeline.comparison.runs import (
     select_metrics,
     sort_runs,
 )
-from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable, to_json
+from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable
 
 ABSENT = "-"
 Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
@@ -113,25 +113,16 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
-    """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
+def comparison_values(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> dict[str, Any]:
+    """Return all values for a program, in the order of *view*."""
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
-    content = {
+    return {
         "first": comparison.runs[0].name if runs else None,
         "baseline": comparison.baseline.name if runs else None,
         "differing": list(comparison.differing),
         "runs": runs,
     }
-    return _escape_unprintable(to_json(content)) + "\n"
-
-
-def _escape_unprintable(text: str) -> str:
-    """Return the JSON *text* with an escape for each character in its strings that is not printable."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-        for character in text
-    )
 
 
 def format_value(value: Any) -> str:

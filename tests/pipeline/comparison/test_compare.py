@@ -50,7 +50,7 @@ def page_browser(outcomes, with_experiments, browser):
 
 def compare(project, *arguments):
     """Return the output of `learner compare --json`."""
-    return json.loads(project.call("compare", "--json", *arguments).out)
+    return json.loads(project.call("compare", "--json", *arguments).out)["data"]
 
 
 def test_every_format_lists_the_workspace_and_all_experiments(with_experiments):
@@ -123,7 +123,7 @@ def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
 def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, message):
     done = with_experiments.call(*arguments)
 
-    assert (done.code, done.out) == (2, "")
+    assert (done.code, bool(done.out)) == (2, "--json" in arguments)
     assert message in done.err
 
 
@@ -146,7 +146,7 @@ def test_output_that_cannot_be_written_is_an_error_with_advice(finished, argumen
 def test_standard_output_has_only_the_requested_format_if_a_page_is_written_too(finished):
     written = finished.call("compare", "--json", "--html", "runs.html")
 
-    assert [run["name"] for run in json.loads(written.out)["runs"]] == ["workspace"]
+    assert [run["name"] for run in json.loads(written.out)["data"]["runs"]] == ["workspace"]
     assert written.err.startswith("wrote runs.html, ")
 
 
