@@ -5,32 +5,17 @@ import json
 import re
 import shlex
 import shutil
-from functools import partial
 
 import pytest
 from pages import page
-from projects import Project
-from templates import finished_template, template
-
-NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
+from templates import EXPERIMENTS as NAMES
+from templates import experiments_template
 
 
 @pytest.fixture(scope="module")
 def with_experiments(home, tmp_path_factory):
     """Return a project with three experiments in addition to the run on HEAD."""
-    made = Project(template("experiments", partial(run_experiments, home=home)), home)
-    return made.copied_to(tmp_path_factory.mktemp("experiments") / "project")
-
-
-def run_experiments(folder, home):
-    """Make a finished project in *folder*, with three experiments."""
-    project = finished_template(home).copied_to(folder)
-    changes = ("fit.batch_size=64", "fit.num_epochs=3", "save_model.recorder=compact")
-    for name, change in zip(NAMES[1:], changes, strict=True):
-        project.call("run", "-S", change).ok()
-        project.add_experiment(name)
-        project.ok("git", "checkout", "-q", ".")
-    project.dvc("checkout", "-q").ok()
+    return experiments_template(home).copied_to(tmp_path_factory.mktemp("experiments") / "project")
 
 
 @pytest.fixture(scope="module")
