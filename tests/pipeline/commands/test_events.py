@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from envelopes import EVENT
 
 FILES = ("dvc.lock", "artifacts")
@@ -46,6 +47,15 @@ def test_events_of_a_resumed_run_begin_after_its_checkpoint(finished):
     assert names(events, "epoch", "epoch", "epochs") == [(3, 3)]
     assert names(events, "checkpoint", "epoch") == [(3,)]
     assert events[-1]["data"]["stages"]["load-data"] == "unchanged"
+
+
+@pytest.mark.long  # two processes; `test_events_follow_a_run_and_change_no_output` has the events of one
+def test_events_of_two_ranks_are_read_from_the_run_store(project):
+    events = read_events(project.call("run", "--events", "-S", "fit.device=[cpu,cpu]"))
+
+    assert names(events, "epoch", "epoch", "epochs") == [(1, 2), (2, 2)]
+    assert names(events, "checkpoint", "epoch")[-1] == (2,)
+    assert events[-1]["ok"]
 
 
 def test_last_event_of_a_failed_run_has_its_error(finished):
