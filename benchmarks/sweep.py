@@ -183,7 +183,7 @@ def read_bests(folder: Path, metric: str) -> list[float]:
     listed = subprocess.run(  # noqa: S603
         command, cwd=folder, env=environment(), capture_output=True, text=True, check=True
     )
-    return [run["metrics"][metric]["best"] for run in json.loads(listed.stdout)["runs"]]
+    return [run["metrics"][metric]["best"] for run in json.loads(listed.stdout)["data"]["runs"]]
 
 
 def main() -> None:

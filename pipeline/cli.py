@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
+from pipeline.commands.envelope import USAGE_ERROR, add_json_option, is_for_program, run_for_program
 from pipeline.commands.options import flag
 from pipeline.commands.project import check, init, params, status, versions
 from pipeline.commands.records import app as records_app
@@ -30,9 +31,6 @@ COMMANDS_WITHOUT_PROJECT = ("records", "summary")
 """Commands that use only the files in their arguments."""
 READING_COMMANDS = ("check", "params", "status", "compare", "plot", "doctor", "runs", "versions")
 """Commands that neither run a project's code nor depend on its params.yaml."""
-
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-"""The class of typer's errors about arguments, which it does not export."""
 
 
 class _Group(TyperGroup):
@@ -66,12 +64,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-COMMANDS: tuple[Callable[..., None], ...] = (
+COMMANDS: tuple[Callable[..., Any], ...] = (
     *(run, resume, stage, check, params, status, data, summary, evaluate, predict, lr_find, compare, plot),
     *(sweep, serve, doctor, init, versions),
 )
 for command in COMMANDS:
     app.command()(command)
+for group in (app, records_app, runs_app):
+    for registered in group.registered_commands:
+        if registered.callback:
+            registered.callback = add_json_option(registered.callback)
 app.add_typer(records_app)
 app.add_typer(runs_app)
 
@@ -118,6 +120,9 @@ def _check_project(command: str | None) -> None:
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
     try:
+        arguments = sys.argv[1:]
+        if is_for_program(arguments):
+            sys.exit(run_for_program(app, arguments))
         with clean_log_records(), end_on_signal():
             app()
     except BaseException as error:  # noqa: BLE001  what is not reported is raised again

@@ -37,7 +37,9 @@ def read_state():
     }
 
 
-@pytest.mark.parametrize("arguments", [long(["check", "--unknown"]), ["status", "--json"], long(["chekc"])])
+@pytest.mark.parametrize(
+    "arguments", [long(["check", "--unknown"]), ["status", "--unknown"], long(["chekc"])]
+)
 def test_call_returns_the_outcome_of_a_process(finished, arguments):
     assert finished.call(*arguments) == finished.learner(*arguments)
 

@@ -144,7 +144,7 @@ def test_metrics_of_the_test_split_are_those_of_evaluate_in_dvc_metrics(tested):
     shown = json.loads(tested.dvc("metrics", "show", "--json").out)[""]["data"][file]["data"]
     tested.call("evaluate", "--source", "test").ok()
 
-    rows = json.loads(tested.call("summary", "--json").out)["metrics"]
+    rows = json.loads(tested.call("summary", "--json").out)["data"]["metrics"]
     evaluated = {row["metric"]: row["min"] for row in rows if row["split"] == "Test (test)"}
     assert shown["test"] == {name: evaluated[name] for name in ("Accuracy", "Loss")}
     assert sorted(tested.files("artifacts/test/split")) == [

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import flag, report_unwritable
+from pipeline.commands.options import AsJson, flag, report_unwritable
+from pipeline.commands.results import ComparedRuns, Written
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error, print_line, print_text
 
@@ -44,7 +45,7 @@ def compare(
         ),
     ] = None,
     reverse: Annotated[bool, flag("--reverse", "Reverse the order of the runs.")] = False,
-    as_json: Annotated[bool, flag("--json", "Print all values as JSON.")] = False,
+    as_json: AsJson = False,
     as_md: Annotated[bool, flag("--md", "Print a Markdown table.")] = False,
     as_csv: Annotated[bool, flag("--csv", "Print CSV with full precision.")] = False,
     html: Annotated[
@@ -67,7 +68,7 @@ def compare(
         typer.Option(min=1, max=65535, help="Port of the page of --watch.", show_default="a free port"),
     ] = None,
     show: Annotated[bool, flag("--open", "Open the page of --html or --watch in the browser.")] = False,
-) -> None:
+) -> ComparedRuns | None:
     """Compare runs: the params that differ, metrics, epochs, time, and whether the outputs are cached.
 
     Example: learner compare exp-a exp-b --sort Accuracy --html compare.html
@@ -81,8 +82,10 @@ def compare(
     _check_page_options(outputs, port, watch=watch, show=show)
     if watch:
         _serve_page(revs, view, port or 0, show=show)
-    elif html is None or formats:
-        _print_table(revs, view, formats, repeats=repeats)
+        return None
+    result = None
+    if html is None or formats:
+        result = _print_table(revs, view, formats, repeats=repeats)
     if html is not None:
         with report_unwritable(html):
             _write_page(revs, view, html, repeats=repeats)
@@ -91,6 +94,7 @@ def compare(
         print_line(message, sys.stderr if formats else None)
         if show:
             _open_page(html.resolve().as_uri())
+    return result
 
 
 def plot(
@@ -109,7 +113,7 @@ def plot(
         Path | None,
         typer.Option(metavar="FILE", help="Write a PNG image.", show_default="draw in the terminal"),
     ] = None,
-) -> None:
+) -> Written:
     """Plot one metric of several runs, in the terminal or as an image.
 
     Example: learner plot Loss exp-a exp-b --svg loss.svg
@@ -119,22 +123,26 @@ def plot(
     images = {form: path for form, path in {"svg": svg, "png": png}.items() if path is not None}
     with report_unwritable(svg, png):
         draw(metric, revs, images, iterations=iterations)
+    return Written([str(path) for path in images.values()])
 
 
-def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str], *, repeats: bool) -> None:
-    """Print the comparison of *revs* in one format, as text if none is named."""
+def _print_table(
+    revs: Sequence[str], view: "ViewOptions", formats: Sequence[str], *, repeats: bool
+) -> ComparedRuns:
+    """Print the comparison of *revs* in one format, as text if none is named, and return it."""
     from pipeline.comparison.collection import collect_runs
     from pipeline.comparison.runs import average_repeats
-    from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
+    from pipeline.comparison.tables import comparison_values, csv_table, markdown_table, text_table
 
     if len(formats) > 1:
         raise ParamsError(
             f"{' and '.join(f'--{form}' for form in formats)} exclude each other. Keep one of them"
         )
-    tables = {"json": json_table, "md": markdown_table, "csv": csv_table}
-    write = tables[formats[0]] if formats else text_table
+    write = {"md": markdown_table, "csv": csv_table}.get("".join(formats), text_table)
     compared = collect_runs(revs or None)
-    print_text(write(average_repeats(compared) if repeats else compared, view), end="")
+    shown = average_repeats(compared) if repeats else compared
+    print_text(write(shown, view), end="")
+    return ComparedRuns(**comparison_values(shown, view))
 
 
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats: bool) -> None:

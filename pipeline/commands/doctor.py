@@ -1,6 +1,5 @@
 """The command ``learner doctor``."""
 
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, print_json
+from pipeline.commands.envelope import ProblemsFound
+from pipeline.commands.options import flag
+from pipeline.commands.results import Diagnosis
 from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
@@ -48,8 +49,7 @@ def doctor(
         float,
         typer.Option(help="Seconds after which a server, a remote or a check without an answer is reported."),
     ] = TIMEOUT_SECONDS,
-    as_json: AsJson = False,
-) -> None:
+) -> list[Diagnosis]:
     """Check the environment and this project, and print a remedy for each problem.
 
     The checks cover private names of other packages that this project replaces, disk space, remotes,
@@ -68,16 +68,18 @@ def doctor(
         by_check |= run_checks(deep_checks, DEEP_TIMEOUT_SECONDS)
     if fix:
         for message in _fix_all(by_check, checks, timeout):
-            print_line(f"fixed: {message}", sys.stderr if as_json else None)
+            print_line(f"fixed: {message}")
     diagnostics = drop_duplicates(by_check)
-    if as_json:
-        print_json([_to_json(diagnostic) for diagnostic in diagnostics])
-    else:
-        width = max(len(diagnostic.subject) for diagnostic in diagnostics)
-        for diagnostic in diagnostics:
-            _print(diagnostic, width)
+    width = max(len(diagnostic.subject) for diagnostic in diagnostics)
+    for diagnostic in diagnostics:
+        _print(diagnostic, width)
+    results = [
+        Diagnosis(one.subject, one.level.value, one.message, one.remedy, fixable=one.fix is not None)
+        for one in diagnostics
+    ]
     if any(diagnostic.level is Level.PROBLEM for diagnostic in diagnostics):
-        raise typer.Exit(1)
+        raise ProblemsFound(results)
+    return results
 
 
 def _list_checks(timeout: float) -> "dict[str, Check]":
@@ -149,16 +151,6 @@ def _apply_fixes(diagnostics: "list[Diagnostic]") -> list[str]:
             diagnostic.fix()
             fixed.append(diagnostic.message)
     return fixed
-
-
-def _to_json(diagnostic: "Diagnostic") -> dict[str, object]:
-    return {
-        "about": diagnostic.subject,
-        "level": diagnostic.level.value,
-        "what": diagnostic.message,
-        "cure": diagnostic.remedy,
-        "fixable": diagnostic.fix is not None,
-    }
 
 
 def _print(diagnostic: "Diagnostic", width: int) -> None:

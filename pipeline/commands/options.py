@@ -13,7 +13,6 @@ import typer
 
 from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.printing import print_text
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
 
@@ -24,7 +23,7 @@ def flag(name: str, purpose: str, *short: str) -> Any:
     return typer.Option(name, *short, help=purpose, show_default="off", metavar=no_type)
 
 
-AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
+AsJson = Annotated[bool, flag("--json", "Print one envelope of JSON instead of text, also for an error.")]
 
 Quiet = Annotated[bool, flag("--quiet", "Write nothing to standard output.", "-q")]
 Verbose = Annotated[bool, flag("--verbose", "Write debug logs and full tracebacks.", "-v")]
@@ -55,11 +54,6 @@ SetParams = Annotated[
         show_default="none",
     ),
 ]
-
-
-def print_json(content: Any) -> None:
-    """Print *content* as indented JSON."""
-    print_text(json.dumps(content, indent=2))
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """The commands about a project: ``learner init``, ``check``, ``params``, ``versions`` and ``status``."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, print_json
+from pipeline.commands.envelope import ProblemsFound
+from pipeline.commands.options import flag
+from pipeline.commands.results import Checked, Lines, ParamValue, StageReasons, StageState, Status
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error, print_line, print_text
 
@@ -19,7 +21,7 @@ def check(
         bool, flag("--no-import", "Import no module of the project, and do not check the parts in it.")
     ] = False,
     fix: Annotated[bool, flag("--fix", "Add the missing deps to dvc.yaml.")] = False,
-) -> None:
+) -> Checked:
     """Check params.yaml, the parts and data it names, and the deps in dvc.yaml.
 
     Deps must have the modules that params.yaml names, what they import, also in functions, and the data.
@@ -44,7 +46,9 @@ def check(
     from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
-    for line in [*(fix_deps(params) if fix else ()), *describe_schedule(params, read_paths()["dataset"])]:
+    fixed = list(fix_deps(params) if fix else ())
+    schedule = list(describe_schedule(params, read_paths()["dataset"]))
+    for line in [*fixed, *schedule]:
         print_text(line)
     mistakes = [
         *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
@@ -60,15 +64,15 @@ def check(
     if mistakes:
         raise build_params_error(PARAMS, mistakes)
     if missing:
-        raise typer.Exit(1)
+        raise ProblemsFound(Checked(missing, fixed, schedule))
     print_text("params.yaml is valid")
-    for line in find_outside_data(params, read_definition()):
+    notes = [*find_outside_data(params, read_definition()), *filter(None, [params.save_model.note])]
+    for line in notes:
         print_text(line)
-    if params.save_model.note:
-        print_text(params.save_model.note)
+    return Checked([], fixed, [*schedule, *notes])
 
 
-def params(*, as_json: AsJson = False) -> None:
+def params() -> dict[str, ParamValue]:
     """Print all params with their values, and which of them are defaults that params.yaml does not set.
 
     The page stages/params/reference.md describes each.
@@ -78,14 +82,12 @@ def params(*, as_json: AsJson = False) -> None:
     from pipeline.project.params import list_params
 
     listed = list(list_params())
-    if as_json:
-        print_json({key: {"value": value, "is_default": not is_set} for key, value, is_set in listed})
-        return
     for key, value, is_set in listed:
         print_line(f"{key}: {json.dumps(value)}{'' if is_set else '  # default'}")
+    return {key: ParamValue(value, is_default=not is_set) for key, value, is_set in listed}
 
 
-def versions() -> None:
+def versions() -> Lines:
     """Write the versions of the installed stages to versions.yaml.
 
     DVC reads that file in a project that `learner init` created. Run this after an upgrade of
@@ -95,8 +97,16 @@ def versions() -> None:
     """
     from pipeline.project.versions import update_versions
 
-    for line in update_versions() or ["versions.yaml is up to date"]:
+    return _print_lines(update_versions() or ["versions.yaml is up to date"])
+
+
+def _print_lines(lines: Iterable[str]) -> Lines:
+    """Print each of *lines* as soon as it is there, and return all."""
+    printed = []
+    for line in lines:
         print_text(line)
+        printed.append(line)
+    return Lines(printed)
 
 
 def init(
@@ -116,7 +126,7 @@ def init(
             show_default="minimal",
         ),
     ] = None,
-) -> None:
+) -> Lines:
     """Create a project for your own model and data, and commit it.
 
     Existing files are never overwritten. Without DIR, the command prints the templates.
@@ -129,9 +139,9 @@ def init(
         raise ParamsError(f"no folder. Run: learner init DIR --template {template}")
     if directory is not None and not directory.strip():
         raise ParamsError(f"{directory!r} names no folder. Name one, or pass . for this folder")
-    lines = make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
-    for line in lines:
-        print_text(line)
+    return _print_lines(
+        make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
+    )
 
 
 def status(
@@ -144,17 +154,21 @@ def status(
             show_default="all stages",
         ),
     ] = None,
-) -> None:
+) -> Status | StageReasons:
     """Print the state of each stage, what changed in stages that are out of date, and all runs.
 
     Example: learner status --why fit
     """
-    for line in status_lines() if why is None else explain_stage(why):
+    if why is None:
+        return print_status()
+    reasons = explain_stage(why)
+    for line in reasons or [f"{why} is up to date"]:
         print_line(line)
+    return StageReasons(why, reasons)
 
 
 def explain_stage(name: str) -> list[str]:
-    """Return a line for each reason for which the stage *name* is out of date."""
+    """Return each reason for which the stage *name* is out of date; empty if it is up to date."""
     from pipeline.engine.reproduce import explain_stage as list_reasons
     from stages.contracts.errors import closest
 
@@ -162,7 +176,7 @@ def explain_stage(name: str) -> list[str]:
     if name not in names:
         raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, names)}")
     with _open_repository() as repo:
-        return list_reasons(repo, name) or [f"{name} is up to date"]
+        return list_reasons(repo, name)
 
 
 @contextmanager
@@ -190,12 +204,14 @@ def _open_repository() -> Iterator[Any]:
         ) from error
 
 
-def status_lines() -> list[str]:
-    """Return a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
-    from pipeline.commands.runs import describe_runs
+def print_status() -> Status:
+    """Print a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
+    from pipeline.commands.runs import describe_run, to_info
     from pipeline.project.check import is_custom
     from pipeline.project.paths import read_paths, runs_root
     from pipeline.project.versions import VERSIONS
+    from stages.runs.file_names import list_epochs
+    from stages.runs.overview import runs
 
     definition = _read_files()
     with _open_repository() as repo:
@@ -205,13 +221,21 @@ def status_lines() -> list[str]:
         *(name for name in stages if name not in VERSIONS),
         *(name for name in VERSIONS if name in stages),
     ]
-    kinds = ["own program" if is_custom(name, definition) else f"version {VERSIONS[name]}" for name in names]
     width = max(map(len, names))
-    lines = [
-        f"{name:<{width}}  {kind}  {_describe_changes(changed.get(name))}"
-        for name, kind in zip(names, kinds, strict=True)
-    ]
-    return [*lines, _describe_checkpoints(read_paths()["checkpoint"]), *describe_runs(runs_root())]
+    states = []
+    for name in names:
+        version, entries = None if is_custom(name, definition) else VERSIONS[name], changed.get(name) or []
+        kind = f"version {version}" if version else "own program"
+        print_line(f"{name:<{width}}  {kind}  {_describe_changes(entries)}")
+        states.append(StageState(name, version, up_to_date=not entries, changed=entries))
+    directory = read_paths()["checkpoint"]
+    epochs = list_epochs(directory)
+    shown = f"checkpoints of epoch {', '.join(map(str, epochs))}"
+    print_line(shown if epochs else f"no checkpoint in {directory} until fit has finished")
+    stores = runs(runs_root())
+    for run in stores:
+        print_line(describe_run(run))
+    return Status(states, epochs, [to_info(run) for run in stores])
 
 
 def _read_files() -> dict[str, Any]:
@@ -236,7 +260,7 @@ def _read_files() -> dict[str, Any]:
     return read_definition()
 
 
-def _describe_changes(entries: list[Any] | None) -> str:
+def _describe_changes(entries: list[Any]) -> str:
     if not entries:
         return "up to date"
     changes = []
@@ -255,15 +279,4 @@ def _describe_names(names: Any) -> str:
     return ", ".join(
         f"{name} ({_describe_names(what)})" if isinstance(what, dict) else f"{name} {what}"
         for name, what in names.items()
-    )
-
-
-def _describe_checkpoints(directory: Path) -> str:
-    from stages.runs.file_names import list_epochs
-
-    epochs = list_epochs(directory)
-    return (
-        f"checkpoints of epoch {', '.join(map(str, epochs))}"
-        if epochs
-        else f"no checkpoint in {directory} until fit has finished"
     )

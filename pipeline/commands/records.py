@@ -3,7 +3,6 @@
 A record is printed as a tree on a terminal, and as plain lines in a pipe.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, print_json, report_unwritable
+from pipeline.commands.envelope import ProblemsFound
+from pipeline.commands.options import flag, report_unwritable
+from pipeline.commands.results import FileProblem, RecordContent, RecordDifferences, Written
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.contracts.text import join_names
@@ -53,10 +54,9 @@ Limit = Annotated[
 def show(
     file: Annotated[Path, typer.Argument(help="A record in any format, or a .pt or .pth file.")],
     *,
-    as_json: AsJson = False,
     constants: Annotated[bool, flag("--all", "Also print constants, which are nil.")] = False,
     limit: Limit = None,
-) -> None:
+) -> RecordContent:
     """Print the names, shapes and dtypes in a record, and its metadata, without loading tensors.
 
     Example: learner records show artifacts/model.mpk.gz
@@ -74,11 +74,9 @@ def show(
         record = Record(None, read_metadata(file, form, limit=limit))
     entry = list_entries(record.item) if form is None or form.has_names else None
     summary = summarize(file, form.name if form else "torch", record, entry)
-    if as_json:
-        entries = None if entry is None else to_rows(entry, constants=constants)
-        print_json(summary | {"entries": entries})
-    else:
-        print_record(summary, entry, constants=constants)
+    print_record(summary, entry, constants=constants)
+    entries = None if entry is None else to_rows(entry, constants=constants)
+    return RecordContent(**summary, entries=entries)
 
 
 @app.command()
@@ -86,22 +84,23 @@ def verify(
     paths: Annotated[list[Path], typer.Argument(help="Records, or directories with records or checkpoints.")],
     *,
     limit: Limit = None,
-) -> None:
+) -> list[FileProblem]:
     """Read each record and report whether it is intact; exit with code 1 if one is not.
 
     Example: learner records verify artifacts/checkpoint
     """
     from stages.runs.verification import verify_path
 
-    wrong = 0
+    verified = []
     for path in paths:
         for verdict in verify_path(path, limit=limit):
-            wrong += verdict.problem is not None
+            verified.append(FileProblem(verdict.name, verdict.problem))
             note = f" ({verdict.note})" if verdict.note else ""
             result = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
             print_line(escape(f"{verdict.name}: {result}"))
-    if wrong:
-        raise typer.Exit(1)
+    if any(one.problem for one in verified):
+        raise ProblemsFound(verified)
+    return verified
 
 
 @app.command()
@@ -135,7 +134,7 @@ def convert(
     ] = None,
     force: Annotated[bool, flag("--force", "Replace OUT if it exists.")] = False,
     limit: Limit = None,
-) -> None:
+) -> Written:
     """Convert a record to another format, precision or layout.
 
     Example: learner records convert artifacts/model.mpk.gz model.safetensors --layout burn
@@ -165,6 +164,7 @@ def convert(
         result = replace(result, item=add_types(result.item, example))
     with report_unwritable(target):
         write(result, target, after, limit=limit)
+    return Written([str(target)])
 
 
 @app.command()
@@ -180,9 +180,8 @@ def diff(
         Path | None,
         typer.Option(help="A directory with learner.json, if A or B is a .bin file.", show_default="none"),
     ] = None,
-    as_json: AsJson = False,
     limit: Limit = None,
-) -> None:
+) -> RecordDifferences:
     """Compare the names, shapes, dtypes and values of two records; exit with code 1 if they differ.
 
     Example: learner records diff artifacts/model.mpk.gz model.safetensors
@@ -203,13 +202,11 @@ def diff(
         )
     items = [record.item for record in records]
     differences = list(find_differences(*items, tolerance=tolerance, ids=ids))
-    if as_json:
-        rows = [difference_row(one) for one in differences]
-        print_json({"equal": not differences, "differences": rows})
-    else:
-        print_differences(differences)
+    print_differences(differences)
+    result = RecordDifferences(not differences, [difference_row(one) for one in differences])
     if differences:
-        raise typer.Exit(1)
+        raise ProblemsFound(result)
+    return result
 
 
 def _translate(
@@ -353,9 +350,8 @@ def print_differences(differences: "Sequence[Difference]") -> None:
 
 
 def difference_row(one: "Difference") -> dict[str, Any]:
-    """Return *one* as a JSON row; infinity, which JSON lacks, is the text ``inf``."""
-    row = {key: value for key, value in vars(one).items() if value is not None and value != ""}
-    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+    """Return *one* for a program."""
+    return {key: value for key, value in vars(one).items() if value is not None and value != ""}
 
 
 def _children(entry: Entry, *, constants: bool) -> list[Entry]:

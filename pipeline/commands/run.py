@@ -2,18 +2,28 @@
 
 import os
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pipeline.commands.envelope import EventRenderer
 from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
+from pipeline.commands.results import Resumed, StageOutcomes
 from stages.contracts.errors import ParamsError, StageError, UserCodeError
+from stages.contracts.events import Renderers
 from stages.contracts.printing import print_error, print_line
 
+Events = Annotated[
+    bool,
+    flag("--events", "Write a line of JSON for each event to standard output, and text to standard error."),
+]
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.engine.reproduce import Outcome
+    from stages.contracts.events import Renderer
 
 
 def run(
@@ -33,9 +43,10 @@ def run(
     downstream: Annotated[
         bool, flag("--downstream", "Bring the named stages and those that depend on them up to date.")
     ] = False,
+    events: Events = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-) -> None:
+) -> StageOutcomes:
     """Bring the five stages up to date in one process.
 
     Record them as a Prefect flow run if a Prefect API is configured, and print the outcome of each stage.
@@ -44,8 +55,10 @@ def run(
 
     Example: learner run -S fit.num_epochs=30
     """
+    report = StageReport(EventRenderer() if events else None)
     with set_verbosity(quiet=quiet, verbose=verbose):
-        run_stages(print_outcome, set_param, targets, downstream=downstream, force=force)
+        run_stages(report, set_param, targets, downstream=downstream, force=force)
+    return StageOutcomes(report.outcomes)
 
 
 def resume(
@@ -60,9 +73,10 @@ def resume(
     start: Annotated[
         bool, typer.Option("--run/--no-run", help="Run the stages, or only write params.yaml.", metavar="")
     ] = True,
+    events: Events = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-) -> None:
+) -> Resumed:
     """Resume training from a checkpoint of any run that DVC tracks.
 
     Write the params of the run to params.yaml, with its full SHA and the epoch in build_learner.checkpoint,
@@ -79,26 +93,47 @@ def resume(
         sha, changes = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
     for change in (f"build_learner.checkpoint is epoch {epoch} of {sha}", *changes):
         print_line(f"params.yaml: {change}")
-    if not start:
-        return
-    with set_verbosity(quiet=quiet, verbose=verbose), restore_params_unless_accepted(before) as attempt:
+    report = StageReport(EventRenderer() if events else None)
+    if start:
+        kept = restore_params_unless_accepted(before, report.outcomes)
+        with set_verbosity(quiet=quiet, verbose=verbose), kept:
+            run_stages(report)
+    return Resumed(sha, epoch, changes, report.outcomes)
 
-        def report(name: str, outcome: str) -> None:
-            attempt.report(name, outcome)
-            print_outcome(name, outcome)
 
-        run_stages(report)
+@dataclass
+class StageReport:
+    """The outcomes of the stages of a run, which are printed and, with a renderer, written as events."""
+
+    renderer: EventRenderer | None = None
+    outcomes: dict[str, str] = field(default_factory=dict)
+
+    def run(self, name: str, renderer: "Renderer | None" = None) -> None:
+        """Run the body of stage *name*, which *renderer* shows too."""
+        from pipeline.engine.stage_run import run_stage
+
+        if self.renderer:
+            self.renderer.stage(name, "running")
+            renderer = Renderers([renderer, self.renderer]) if renderer else self.renderer
+        run_stage(name, renderer)
+
+    def report(self, name: str, outcome: "Outcome") -> None:
+        """Report the *outcome* of stage *name*."""
+        self.outcomes[name] = outcome
+        print_line(f"{name}: {outcome}")
+        if self.renderer:
+            self.renderer.stage(name, outcome)
 
 
 def run_stages(
-    report: "Callable[[str, Outcome], None]",
+    report: StageReport,
     overrides: "Sequence[str]" = (),
     targets: "Sequence[str]" = (),
     *,
     downstream: bool = False,
     force: bool = False,
 ) -> None:
-    """Run *targets*, by default all stages, and pass the outcome of each to *report*.
+    """Run *targets*, by default all stages, and report the outcome of each to *report*.
 
     The stages before them run too if they are out of date, or with *downstream* those after them, and with
     *force* also those that are up to date. *overrides* are params in the syntax of DVC's ``-S``, which are
@@ -126,13 +161,13 @@ def run_stages(
             if is_recorded:
                 from pipeline.flows.flow import learner, run_from_command_line
 
-                with run_from_command_line(report) as has_begun:
+                with run_from_command_line(report.report, report.run) as has_begun:
                     options = {"downstream": downstream, "force": force}
                     learner(list(overrides), experiment=False, targets=list(targets), **options)
                 is_recorded = has_begun.is_set()
             if not is_recorded:
                 for name in stages:
-                    report(name, reproduce(name, force=force))
+                    report.report(name, reproduce(name, run=report.run, force=force))
 
 
 def _check_params(stages: "Sequence[str]", overrides: "Sequence[str]") -> None:
@@ -165,11 +200,6 @@ def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
 
     with edit_params(override_params(overrides)):
         yield
-
-
-def print_outcome(name: str, outcome: str) -> None:
-    """Print the *outcome* of stage *name*."""
-    print_line(f"{name}: {outcome}")
 
 
 def stage(

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag, print_json
+from pipeline.commands.envelope import ProblemsFound
+from pipeline.commands.options import flag
+from pipeline.commands.results import FileProblem, Lines, RunDetails, RunInfo
 from pipeline.project.paths import runs_root
 from stages.contracts.deliveries import can_be_sent
 from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
@@ -42,33 +44,31 @@ LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, s
 AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
 
 
-def describe_runs(root: Path) -> list[str]:
-    """Return one line for each run below *root*, that with the latest activity first."""
-    return [f"run {run.key}: {_describe(run)}" for run in all_runs(root)]
+def describe_run(run: Run) -> str:
+    """Return the line of *run*, with its state and progress."""
+    return f"run {run.key}: {_describe(run)}"
 
 
 @app.command("list")
-def list_runs(*, as_json: AsJson = False) -> None:
+def list_runs() -> list[RunInfo]:
     """List the run stores with their state, progress and size.
 
     Example: learner runs list --json
     """
     runs = all_runs(runs_root())
-    if as_json:
-        print_json([_summary(run) for run in runs])
-        return
     if not runs:
         print_line(f"no run in {runs_root()}")
-        return
+        return []
     header = ("key", "state", "epochs", "last seen at", "time", "size", "age")
     rows = [header, *(_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print_line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    return [to_info(run) for run in runs]
 
 
 @app.command()
-def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
+def show(key: LastRun = None) -> RunDetails:
     """Print the entries of a run's key, and how they differ from the current params.yaml and inputs.
 
     Example: learner runs show 3f2a
@@ -84,16 +84,13 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
         reason = str(error)
     changed = None if now is None else differences(run.entries, now)
     current = None if now is None else run_key(now)
-    if as_json:
-        more = {"entries": run.entries, "finished": run.finished, "current": current, "differences": changed}
-        print_json({**_summary(run), **more})
-        return
-    print_line(f"run {run.key}: {_describe(run)}")
+    print_line(describe_run(run))
     print_line(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
         print_line(f"  {name}: {format_value(value)}")
     for line in _describe_differences(current, changed, reason):
         print_line(line)
+    return RunDetails(to_info(run), run.entries, run.finished, current, changed)
 
 
 @app.command()
@@ -105,7 +102,7 @@ def prune(
         flag("--all", "Also remove interrupted runs, after a question."),
     ] = False,
     yes: Annotated[bool, flag("--yes", "Remove interrupted runs without a question.")] = False,
-) -> None:
+) -> Lines:
     """Remove finished run stores, except for the newest.
 
     Run stores in which a process is running are never removed.
@@ -116,8 +113,8 @@ def prune(
     resumable = [run for run in all_runs(root) if run.state in RESUMABLE]
     if unfinished and resumable and not yes:
         for run in resumable:
-            print_line(f"run {run.key}: {_describe(run)}")
-        typer.confirm("These runs can be resumed. Remove them?", abort=True)
+            print_line(describe_run(run))
+        typer.confirm("These runs can be resumed. Remove them?", abort=True, err=True)
     removed = prune_finished(root, keep)
     if unfinished:
         removed += prune_unfinished(root)
@@ -127,10 +124,11 @@ def prune(
             print_line(f"kept in {files} what no tracker has received. Run `learner runs sync`")
     if not removed:
         print_line("nothing to remove")
+    return Lines(removed)
 
 
 @app.command()
-def sync() -> None:
+def sync() -> list[FileProblem]:
     """Send to the trackers what they have not received of finished, interrupted and removed runs.
 
     Send the values for a server that did not respond, and runs that W&B has stored offline. The arguments
@@ -141,23 +139,24 @@ def sync() -> None:
     from pipeline.project.params import read_params
     from stages.loggers import send_pending_events
 
-    uses, problems, sent = read_params().fit.loggers, 0, 0
+    uses, sent = read_params().fit.loggers, list[FileProblem]()
     for key, folder in list_logger_folders(runs_root()):
         with suppress(RunInUseError), hold_lock(lock_of(runs_root() / key)):
             if not (folder.is_dir() and can_be_sent(folder)):
                 continue
             problem = send_pending_events(uses, folder)
             print_line(f"run {key}: {folder.name}: {problem or 'sent'}")
-            problems, sent = problems + bool(problem), sent + 1
+            sent.append(FileProblem(folder.name, problem or None, key))
             remove_sent_folder(runs_root(), folder)
-    if problems:
-        raise typer.Exit(1)
+    if any(one.problem for one in sent):
+        raise ProblemsFound(sent)
     if not sent:
         print_line("nothing to send")
+    return sent
 
 
 @app.command()
-def verify(key: AllRuns = None) -> None:
+def verify(key: AllRuns = None) -> list[FileProblem]:
     """Verify the size and hash of every checkpoint, log and result of a run, or of all runs.
 
     Exit with code 1 if a file is damaged. Nothing is changed: `fit` repairs a run when it resumes it.
@@ -165,13 +164,14 @@ def verify(key: AllRuns = None) -> None:
     Example: learner runs verify 3f2a
     """
     selected = all_runs(runs_root()) if key is None else [_find_run(key)]
-    damaged_files = 0
+    verified = []
     for run in selected:
         for name, problem in _verify_run(run):
             print_line(f"run {run.key}: {name}: {problem or 'intact'}")
-            damaged_files += problem is not None
-    if damaged_files:
-        raise typer.Exit(1)
+            verified.append(FileProblem(name, problem, run.key))
+    if any(one.problem for one in verified):
+        raise ProblemsFound(verified)
+    return verified
 
 
 def _verify_run(run: Run) -> list[tuple[str, str | None]]:
@@ -295,20 +295,21 @@ def _row(run: Run) -> tuple[str, ...]:
     )
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def to_info(run: Run) -> RunInfo:
+    """Return *run* for a program."""
     beat = run.beat
-    return {
-        "key": run.key,
-        "path": str(run.path),
-        "state": run.state.value,
-        "stalled": run.is_stalled,
-        "pid": run.owner.pid if run.owner else None,
-        "host": run.owner.host if run.owner else None,
-        "epochs": run.epochs,
-        "epoch": beat.epoch if beat else None,
-        "split": beat.split if beat else None,
-        "step": beat.step if beat else None,
-        "time": run.time.isoformat(timespec="seconds"),
-        "size": run.size,
-        "age_seconds": round(max(0.0, time.time() - run.last_change), 1),
-    }
+    return RunInfo(
+        key=run.key,
+        path=str(run.path),
+        state=run.state.value,
+        stalled=run.is_stalled,
+        pid=run.owner.pid if run.owner else None,
+        host=run.owner.host if run.owner else None,
+        epochs=run.epochs,
+        epoch=beat.epoch if beat else None,
+        split=beat.split if beat else None,
+        step=beat.step if beat else None,
+        time=run.time.isoformat(timespec="seconds"),
+        size=run.size,
+        age_seconds=round(max(0.0, time.time() - run.last_change), 1),
+    )

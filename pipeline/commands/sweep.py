@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.commands.options import flag, set_verbosity
+from pipeline.commands.results import SweepPoint
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error
 
@@ -109,7 +110,7 @@ def sweep(
     quiet: Annotated[
         bool, flag("--quiet", "Write only the table of results to standard output.", "-q")
     ] = False,
-) -> None:
+) -> list[SweepPoint]:
     """Run an experiment for each point of a grid or a search. Run the same command again to resume.
 
     On a terminal, a live table has the epoch, the metric and the time left of each point in progress.
@@ -139,8 +140,8 @@ def sweep(
         points = [Point((), ())] if is_plain else expand(set_param, draw=draw, seed=seed)
         source = repeat(fold(points, folds or 1), repeats)
     if dry_run:
-        print_plan(source.ask() if isinstance(source, Search) else source, stop)
-        return
+        planned = print_plan(source.ask() if isinstance(source, Search) else source, stop)
+        return [SweepPoint(name, state) for name, state in planned.items()]
     output = sys.stdout
     with set_verbosity(quiet=quiet, verbose=False):
         hide_prefect_logs()
@@ -157,10 +158,8 @@ def sweep(
             has_repeats=has_repeats,
             output=output,
         )
-        if isinstance(source, Search):
-            run_search(source, options)
-        else:
-            run_sweep(source, options)
+        results = run_search(source, options) if isinstance(source, Search) else run_sweep(source, options)
+    return [SweepPoint(one.name, "stopped early" if one.stopped else "done") for one in results]
 
 
 def _check_combination(

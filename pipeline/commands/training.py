@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import flag, report_unwritable
+from pipeline.commands.options import report_unwritable
+from pipeline.commands.results import LearningRate, MetricValues, SampleFile, Summary, SummaryRow, Written
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line, print_text
 
@@ -35,7 +36,7 @@ def evaluate(
     source: Annotated[
         str, typer.Option(help="Data: train, valid, test, digits, idx:FOLDER, npz:FILE, or an import path.")
     ] = "valid",
-) -> None:
+) -> MetricValues:
     """Compute the metrics of a saved model on a data set.
 
     Print them, and write their logs to artifacts/test/.
@@ -58,7 +59,8 @@ def evaluate(
     builder = learner.EvaluatorBuilder(paths["artifacts"])
     builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
     evaluator = from_params.configure_evaluator(params.fit, builder).build(built)
-    evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+    values = evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+    return MetricValues(source, values)
 
 
 def _dataset(directory: Path, source: str) -> "datasets.Dataset":
@@ -122,7 +124,7 @@ def data(
             show_default=f"{IMAGE_FILE} for images; text is printed",
         ),
     ] = None,
-) -> None:
+) -> SampleFile:
     """Show samples as the model is trained on them, after augmentation.
 
     Images become a PNG file with a row for each sample and a column for each epoch; other inputs become a
@@ -148,13 +150,15 @@ def data(
     sheet = read_samples(build_loader(fit, prepared, split), epochs, count)
     content = sheet.to_png() if sheet.has_images else sheet.to_text().encode()
     path = output or (IMAGE_FILE if sheet.has_images else None)
+    result = SampleFile(None if path is None else str(path), split, epochs, len(sheet.targets))
     if path is None:
         print_text(content.decode(), end="")
-        return
+        return result
     with report_unwritable(path), open_atomic(path) as file:
         file.write(content)
     shown = f"{'epoch' if len(epochs) == 1 else 'epochs'} {', '.join(map(str, epochs))}"
     print_line(f"wrote {path}: {len(sheet.targets)} samples of {split} in {shown}")
+    return result
 
 
 def lr_find(
@@ -164,7 +168,7 @@ def lr_find(
     output: Annotated[Path, typer.Option(help="File for the curve, as tab-separated values.")] = Path(
         "artifacts/lr-find.tsv"
     ),
-) -> None:
+) -> LearningRate:
     """Suggest a learning rate from the loss while the rate grows from batch to batch.
 
     Train the model that build-learner wrote on the data that load-data wrote; change no output of a stage.
@@ -188,6 +192,7 @@ def lr_find(
         raise StageError("the loss falls at no rate. Pass other values of --min and --max, or more --steps")
     print_line(f"suggested learning rate: {curve.suggestion:.1e}")
     print_line("Set build_learner.optimizer.learning_rate in params.yaml, or run with -S")
+    return LearningRate(curve.suggestion, str(output))
 
 
 def measure_curve(
@@ -225,14 +230,12 @@ def summary(
         Path,
         typer.Argument(help="Artifact directory, with folders train/ and valid/, written by fit or by Burn."),
     ] = Path("artifacts"),
-    *,
-    as_json: Annotated[bool, flag("--json", "Print JSON instead of a table.")] = False,
-) -> None:
+) -> Summary:
     """Print the summary table of a run from its log files.
 
     Example: learner summary artifacts --json
     """
-    from stages.learner.summary import summary_json, summary_text
+    from stages.learner.summary import summary_rows, summary_text
     from stages.loggers.log_files import count_epochs, read_history, read_tests
 
     history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
@@ -240,11 +243,8 @@ def summary(
         raise StageError(
             f"{directory} has no logs: found no train/epoch-1/*.log in it. Pass an artifact directory"
         )
-    if as_json:
-        text = summary_json(history, tests, epochs=epochs) + "\n"
-    else:
-        text = summary_text(history, tests=tests, epochs=epochs)
-    print_text(text, end="")
+    print_text(summary_text(history, tests=tests, epochs=epochs), end="")
+    return Summary(epochs, [SummaryRow(**vars(row)) for row in summary_rows(history, tests)])
 
 
 def predict(
@@ -265,7 +265,7 @@ def predict(
         int | None, typer.Option(min=1, help="Samples in a batch.", show_default="that of the training")
     ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps.")] = "auto",
-) -> None:
+) -> Written:
     """Write the predictions of a trained model for new inputs, which may be larger than the memory.
 
     Each row has the name of the input, its class and the probability of each class, or the predicted values.
@@ -279,6 +279,7 @@ def predict(
     with _artifacts(revision, model) as place, report_unwritable(out):
         count = write_predictions(out, _predict(place, paths, batch_size, device))
     print_line(f"wrote {out}: {count} {'prediction' if count == 1 else 'predictions'}")
+    return Written([str(out)], count)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from stages.contracts.text import (
     number,
     parse_number,
     replace_unprintable,
-    to_json,
 )
 
 ABSENT = "-"
@@ -113,25 +112,16 @@ def _to_cell(value: Any) -> str:
     return f"'{text}" if is_formula else text
 
 
-def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
-    """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
+def comparison_values(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> dict[str, Any]:
+    """Return all values for a program, in the order of *view*."""
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
-    content = {
+    return {
         "first": comparison.runs[0].name if runs else None,
         "baseline": comparison.baseline.name if runs else None,
         "differing": list(comparison.differing),
         "runs": runs,
     }
-    return _escape_unprintable(to_json(content)) + "\n"
-
-
-def _escape_unprintable(text: str) -> str:
-    """Return the JSON *text* with an escape for each character in its strings that is not printable."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-        for character in text
-    )
 
 
 def format_value(value: Any) -> str:

@@ -103,27 +103,32 @@ def report_error(error: BaseException) -> int:
     system or of DVC's databases a remedy, and any other one its traceback; all have code 1. A `SystemExit` of
     another package is raised again.
     """
+    message, code = explain_error(error)
+    if message is None:
+        print_traceback(error)
+        return code
     if isinstance(error, RunInterruptedError):
-        return _report(str(error), error.exit_code)
-    code = 1
+        return _report(message, code)
+    print_full_traceback(error)
+    return _report(f"{ERROR_PREFIX}{message}", code)
+
+
+def explain_error(error: BaseException) -> tuple[str | None, int]:
+    """Return the message of *error*, None if it needs its traceback, and its exit code."""
     # of the system, or of the SQLite database of DVC
     is_full = getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
     if isinstance(error, StageError):
-        message, code = str(error), error.exit_code
-        message += "" if isinstance(error, UserCodeError) else location(error)
-    elif isinstance(error, Exception) and is_full:
-        message = f"{error}. Free disk space and run the same command again to resume"
-    elif is_user_error(error):
-        message = describe_user_error(error)
-    elif not isinstance(error, Exception):
+        is_located = isinstance(error, UserCodeError | RunInterruptedError)
+        return str(error) + ("" if is_located else location(error)), error.exit_code
+    if isinstance(error, Exception) and is_full:
+        return f"{error}. Free disk space and run the same command again to resume", 1
+    if is_user_error(error):
+        return describe_user_error(error), 1
+    if not isinstance(error, Exception):
         raise error
-    elif isinstance(error, OSError) or type(error).__module__ == "sqlite3":
-        message = f"{error}. {SYSTEM_REMEDY}\n{HINT}"
-    else:
-        print_traceback(error)
-        return 1
-    print_full_traceback(error)
-    return _report(f"error: {message}", code)
+    if isinstance(error, OSError) or type(error).__module__ == "sqlite3":
+        return f"{error}. {SYSTEM_REMEDY}\n{HINT}", 1
+    return None, 1
 
 
 def _report(message: str, code: int) -> int:

@@ -32,11 +32,12 @@ from pipeline.engine.rank_process import (
 )
 from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
-from stages.contracts.events import Interrupter, Progress, Renderer, Shown
+from stages.contracts.events import Interrupter, Progress, Renderer, Renderers, Shown
 from stages.contracts.history import History, Split, Value
 from stages.learner import from_params
 from stages.loggers.log_files import read_epoch
 from stages.params.fit_params import FitConfig, FitPaths
+from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.runs.heartbeat import read_beat
 from stages.runs.layout import ranks_of
 from stages.system.processes import ProcessIdentity, block_signals, module_command
@@ -329,6 +330,7 @@ class _Display:
     def __init__(self, store: Path, renderer: Renderer, progress: Progress) -> None:
         self._store, self._renderer, self._progress = store, renderer, progress
         self._history = History()
+        self._saved = {*list_epochs(store / CHECKPOINT_FOLDER)}
         self._shown_epochs: int | None = None
         """The last epoch whose end was shown; None before the first heartbeat."""
         self._earlier: ProcessIdentity | None = None
@@ -349,6 +351,7 @@ class _Display:
         progress.epoch, progress.split = beat.epoch, Split(beat.split)
         progress.batch, progress.batches = beat.step, beat.steps
         self._renderer.step(progress)
+        self._show_checkpoints()
 
     def close(self, *, is_complete: bool) -> None:
         """Show the end of the last epoch if the run *is_complete*, and close the renderer."""
@@ -356,7 +359,14 @@ class _Display:
             return
         if is_complete:
             self._end_epochs(self._progress.epoch)
+        self._show_checkpoints()
         self._renderer.close()
+
+    def _show_checkpoints(self) -> None:
+        """Show the checkpoints that were written since the last call and are still there."""
+        for epoch in sorted({*list_epochs(self._store / CHECKPOINT_FOLDER)} - self._saved):
+            Renderers([self._renderer]).checkpoint(epoch)
+            self._saved.add(epoch)
 
     def _end_epochs(self, last: int) -> None:
         """Show the end of each epoch up to *last* that was not shown."""

@@ -28,6 +28,7 @@ from pydantic import Field
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
+from pipeline.engine.stage_run import run_stage
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
@@ -57,6 +58,7 @@ from pipeline.project.params_edit import check_overrides, override_params
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
+from stages.contracts.events import Renderer
 from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error
 
@@ -126,10 +128,12 @@ def learner(
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     interrupted = "dvc exp run"
-    execute = partial(reproduce, run=run_recorded, force=force)
+    body = run_recorded
     hide_expected_errors()
     if command_line := _command_line.get():
         command_line.has_begun.set()
+        body = partial(run_recorded, run=command_line.run)
+    execute = partial(reproduce, run=body, force=force)
     register_this_run()
     with ExitStack() as stack:
         stack.push(_end_tasks)
@@ -170,6 +174,7 @@ class _CommandLine:
     """The command that called the flow: it holds the project lock, and has started the watchdog."""
 
     report: Report
+    run: Callable[[str, Renderer | None], None]
     has_begun: threading.Event = field(default_factory=threading.Event)
     flow_runs: list[UUID] = field(default_factory=list)
     """The flow run that the server has created."""
@@ -179,16 +184,18 @@ _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", defa
 
 
 @contextmanager
-def run_from_command_line(report: Report) -> Iterator[threading.Event]:
+def run_from_command_line(
+    report: Report, run: Callable[[str, Renderer | None], None] = run_stage
+) -> Iterator[threading.Event]:
     """Let a command that holds the project lock call `learner` in the block, for the workspace.
 
-    *report* receives the outcome of each stage. Yields the event that the run sets when it begins. If the
-    server does not respond as an API, the block ends before that with a warning. Raises `StageError` if the
-    server refuses the flow, or if the record is required.
+    *report* receives the outcome of each stage, and *run* runs its body. Yields the event that the run sets
+    when it begins. If the server does not respond as an API, the block ends before that with a warning.
+    Raises `StageError` if the server refuses the flow, or if the record is required.
     """
     outage_seconds()  # refuses an invalid variable
     prefect_patches.apply()
-    command_line = _CommandLine(report)
+    command_line = _CommandLine(report, run)
     token = _command_line.set(command_line)
     try:
         with explain_api_errors(command_line.has_begun), temporary_settings(QUICK_REQUESTS):

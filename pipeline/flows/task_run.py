@@ -88,8 +88,8 @@ def _log_output(logger: "RunLogger") -> Iterator[None]:
     lines.end()
 
 
-def run_recorded(name: str) -> None:
-    """Run stage *name*, and show its progress in the task run in progress.
+def run_recorded(name: str, run: Callable[[str, Renderer | None], None] = run_stage) -> None:
+    """Run stage *name* by *run*, and show its progress in the task run in progress.
 
     The stage that trains holds one slot of the concurrency limit ``gpu`` for each GPU that it uses.
     """
@@ -103,7 +103,7 @@ def run_recorded(name: str) -> None:
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
             shown = ProgressRenderer.of_this_run(logger)
             renderer = shown if prints_lines else Renderers([LogRenderer(logger), shown])
-        run_stage(name, renderer)
+        run(name, renderer)
 
 
 def count_gpus() -> int:

@@ -73,7 +73,7 @@ class SweepOptions:
     """The stream that the table of results is written to; None is standard output."""
 
 
-def sweep(points: Sequence[Point], options: SweepOptions) -> None:
+def sweep(points: Sequence[Point], options: SweepOptions) -> list[PointResult]:
     """Run the points without an experiment, each as an experiment, and print a table of all.
 
     Raises `StageFailedError` if a point failed, after the others, and `ParamsError` before anything runs.
@@ -89,9 +89,10 @@ def sweep(points: Sequence[Point], options: SweepOptions) -> None:
             rungs = Rungs(plan_rungs(rule, base, points), partial(select_points, rule))
             results = _run_rungs(base, points, options, lock, rungs)
     _conclude(base, results, options)
+    return results
 
 
-def run_search(search: Search, options: SweepOptions) -> None:
+def run_search(search: Search, options: SweepOptions) -> list[PointResult]:
     """Run the trials of *search*, batch by batch, as `sweep` runs points, and print a table of all.
 
     Raises as `sweep` does, and `ParamsError` if the points of a batch cannot be ranked.
@@ -116,6 +117,7 @@ def run_search(search: Search, options: SweepOptions) -> None:
             results |= {result.name: result for result in ran}
             points = search.ask()
     _conclude(base, list(results.values()), options)
+    return list(results.values())
 
 
 def _freeze() -> FrozenProject:
@@ -260,8 +262,10 @@ def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) ->
         run_jobs(jobs, executor.width, submit, report)
 
 
-def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
+def print_plan(points: Sequence[Point], stop: str | None = None) -> dict[str, str]:
     """Print the points that a sweep of *points* would run, without running any; with *stop*, the first rung.
+
+    Return the state of each by its name.
 
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """
@@ -269,12 +273,13 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
     epochs = plan_rungs(RULES[stop], base, points)[0] if stop else None
     planned = plan_points(base, points, epochs)
     check_plan(planned)
+    states = {point.name: "done" if point.is_done else "to run" for point in planned}
     for point in planned:
-        state = "done" if point.is_done else "not valid" if point.mistake else "to run"
-        print_line(f"{point.name}: {state}")
+        print_line(f"{point.name}: {'not valid' if point.mistake else states[point.name]}")
     if mistakes := [f"{point.name}: {point.mistake}" for point in planned if point.mistake]:
         count = f"{len(mistakes)} of {_count(planned, 'point')} cannot run:"
         raise ParamsError("\n".join([count, *mistakes]))
+    return states
 
 
 def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], lock: Path, *, share_gpus: bool) -> list[Job]:

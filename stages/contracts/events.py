@@ -230,6 +230,14 @@ class Renderer(Protocol):
         """Release all resources; called when the run ends, also after an error."""
 
 
+@runtime_checkable
+class CheckpointRenderer(Protocol):
+    """The optional part of a `Renderer` that receives the checkpoints of epochs."""
+
+    def checkpoint(self, epoch: int) -> None:
+        """Report that the checkpoint of *epoch* is on disk."""
+
+
 class NoRenderer:
     """A renderer without output."""
 
@@ -274,6 +282,12 @@ class Renderers:
         """Forward to each renderer."""
         for renderer in self.renderers:
             renderer.epoch_end(progress, history)
+
+    def checkpoint(self, epoch: int) -> None:
+        """Forward to each renderer that receives checkpoints."""
+        for renderer in self.renderers:
+            if isinstance(renderer, CheckpointRenderer):
+                renderer.checkpoint(epoch)
 
     def close(self) -> None:
         """Forward to each renderer."""

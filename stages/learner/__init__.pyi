@@ -23,5 +23,4 @@ from .resume.warm_start import Start as Start
 from .resume.warm_start import WeightsOptions as WeightsOptions
 from .run_state import best_epoch as best_epoch
 from .spec import LearnerSpec as LearnerSpec
-from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text

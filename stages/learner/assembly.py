@@ -145,13 +145,14 @@ def assemble(
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
     _check_recordable(model_state, options.recorder)
+    observers = _build_observers(options if group.is_main else _silence(options), group)
     components = Components(
         options=options,
         state=RunState(model_state, options, device, group),
         group=group,
         device=device,
-        observers=_build_observers(options if group.is_main else _silence(options), group),
-        checkpoints=_build_checkpoints(options, group, is_sharded=is_sharded),
+        observers=observers,
+        checkpoints=_build_checkpoints(options, group, observers.renderer, is_sharded=is_sharded),
         interrupter=options.interrupter or Interrupter(),
     )
     _restore(components)
@@ -315,7 +316,7 @@ def _silence(options: LearnerOptions) -> LearnerOptions:
 
 
 def _build_checkpoints(
-    options: LearnerOptions, group: RankGroup, *, is_sharded: bool
+    options: LearnerOptions, group: RankGroup, renderer: Renderer, *, is_sharded: bool
 ) -> CheckpointManager | FollowingCheckpoints | None:
     if options.recorder is None or not (group.is_main or is_sharded):
         return None
@@ -329,6 +330,7 @@ def _build_checkpoints(
         options.retention or default_retention(),
         options.interval,
         writer=GatheringWriter(group) if is_sharded else None,
+        on_epoch_saved=Renderers([renderer]).checkpoint,
     )
 
 

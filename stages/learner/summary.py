@@ -1,13 +1,13 @@
-"""The table that is printed at the end of a run, in Burn's layout, and its content as JSON."""
+"""The table that is printed at the end of a run, in Burn's layout."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from stages import metrics
 from stages.contracts.history import History, Split
-from stages.contracts.text import format_fixed, join_names, replace_unprintable, scientific, to_json
+from stages.contracts.text import format_fixed, join_names, replace_unprintable, scientific
 
 Tests = Mapping[str, Mapping[str, float]]
 """The value of each metric for each test set, by name."""
@@ -101,15 +101,6 @@ def _group_lines(optimizer: Any) -> list[str]:
         total = sum(parameter.numel() for parameter in group["params"])
         lines.append(", ".join([f"  group {number}: {total} parameters", *options]))
     return lines
-
-
-def summary_json(history: History, tests: Tests | None = None, *, epochs: int | None = None) -> str:
-    """Return the table as JSON: ``{"epochs": 3, "metrics": [{"split": "Train", "metric": "Loss", …}, …]}``.
-
-    A value that is not finite is the text ``"NaN"``, ``"inf"`` or ``"-inf"``.
-    """
-    total = history.epochs if epochs is None else epochs
-    return to_json({"epochs": total, "metrics": [asdict(row) for row in summary_rows(history, tests)]})
 
 
 def _row(split: str, metric: str, series: Mapping[int, float]) -> SummaryRow:

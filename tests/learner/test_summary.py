@@ -1,13 +1,12 @@
 """The table at the end of a run."""
 
-import json
 import math
 
 import pytest
 from torch import nn
 
 from stages.contracts.history import History, Split, Value
-from stages.learner.summary import summary_json, summary_text
+from stages.learner.summary import summary_text
 from stages.loggers import FileMetricLogger, count_epochs, read_history, read_tests
 from stages.metrics import LearningRateMetric
 
@@ -128,25 +127,6 @@ def test_metric_that_is_not_a_mean_has_its_final_value(tmp_path):
     logger.close()
 
     assert "| Valid | AUROC  | 0.500    | 1        |" in summary_text(read_history(tmp_path))
-
-
-def test_json_has_the_content_of_the_table_and_is_valid_for_all_values():
-    text = summary_json(history(Loss=[1.5, math.nan]), {"c": {"Loss": math.inf}}, epochs=3)
-
-    assert json.loads(text, parse_constant=pytest.fail) == {
-        "epochs": 3,
-        "metrics": [
-            {"split": "Valid", "metric": "Loss", "min": 1.5, "min_epoch": 1, "max": "NaN", "max_epoch": 2},
-            {
-                "split": "Test (c)",
-                "metric": "Loss",
-                "min": "inf",
-                "min_epoch": None,
-                "max": "inf",
-                "max_epoch": None,
-            },
-        ],
-    }
 
 
 def test_learning_rate_has_no_row_for_validation(train, tmp_path):

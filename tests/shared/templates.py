@@ -126,3 +126,22 @@ def _hash_of_the_project():
 def _files_of_the_project():
     """Return the names of the files that a clone would have and that commands or stages may read."""
     return [name for name in list_files() if not name.startswith(NOT_COPIED)]
+
+
+EXPERIMENTS = ["workspace", "big", "longer", "<script>broken=1<"]
+"""The run and the experiments of `experiments_template`, each with another param."""
+
+
+def experiments_template(home):
+    """Return a finished project with three experiments, which tests only copy."""
+    return Project(template("experiments", partial(_run_experiments, home=home)), home)
+
+
+def _run_experiments(folder, home):
+    project = finished_template(home).copied_to(folder)
+    changes = ("fit.batch_size=64", "fit.num_epochs=3", "save_model.recorder=compact")
+    for name, change in zip(EXPERIMENTS[1:], changes, strict=True):
+        project.call("run", "-S", change).ok()
+        project.add_experiment(name)
+        project.ok("git", "checkout", "-q", ".")
+    project.dvc("checkout", "-q").ok()

@@ -229,30 +229,20 @@ def _newest_model(revision: Revision) -> NewestModel | None:
     return NewestModel(epoch, path.as_posix(), cached) if cached else None
 
 
-@dataclass
-class Attempt:
-    """A run with the new params.yaml."""
-
-    is_accepted: bool = False
-    """Whether build-learner accepted the checkpoint."""
-
-    def report(self, name: str, _outcome: str) -> None:
-        """Record that stage *name* is up to date."""
-        self.is_accepted = self.is_accepted or name == "build-learner"
-
-
 @contextmanager
-def restore_params_unless_accepted(before: bytes) -> Iterator[Attempt]:
+def restore_params_unless_accepted(before: bytes, outcomes: Mapping[str, str]) -> Iterator[None]:
     """Restore params.yaml to *before* if the block raises before build-learner accepts the checkpoint.
+
+    *outcomes* has the stages that are up to date.
 
     An edit of params.yaml during the block is kept. After build-learner has accepted the checkpoint, the new
     params.yaml is kept, because the same run resumes with it.
     """
-    attempt, written = Attempt(), PARAMS.read_bytes()
+    written = PARAMS.read_bytes()
     try:
-        yield attempt
+        yield
     except BaseException:
-        if not attempt.is_accepted and PARAMS.read_bytes() == written:
+        if "build-learner" not in outcomes and PARAMS.read_bytes() == written:
             replace_content(PARAMS, before)
         raise
 

@@ -78,12 +78,14 @@ class CheckpointManager:
         *,
         writer: "SnapshotWriter | GatheringWriter | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        on_epoch_saved: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.epochs = epochs
         self.steps = steps
         self._retention = retention
         self._interval = interval
         self._clock = clock
+        self._on_epoch_saved = on_epoch_saved
         self._writer = writer or SnapshotWriter(math.inf if interval.every_steps else MAX_COPIED_BYTES)
         self._save: _Save | None = None
         self._failed: set[int] = set()
@@ -228,6 +230,7 @@ class CheckpointManager:
         self._save = save
 
     def _finish_epoch(self, save: _Save) -> None:
+        self._on_epoch_saved(save.number)
         self._failed.discard(save.number)
         if save.kept is None:
             return

@@ -22,7 +22,7 @@ def test_summary_reads_logs_of_burn_in_every_line_format(open_project, tmp_path)
         folder.mkdir(parents=True)
         (folder / "Loss.log").write_text(lines)
 
-    table = json.loads(open_project(tmp_path).call("summary", "burn", "--json").out)
+    table = json.loads(open_project(tmp_path).call("summary", "burn", "--json").out)["data"]
 
     assert table["epochs"] == 3
     (row,) = table["metrics"]
@@ -43,7 +43,7 @@ def test_evaluate_equals_the_validation_of_the_saved_epoch(finished):
     assert finished.call("evaluate").code == 0
 
     metrics = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]
-    metrics_table = json.loads(finished.call("summary", "--json").out)["metrics"]
+    metrics_table = json.loads(finished.call("summary", "--json").out)["data"]["metrics"]
     from_evaluate = {row["metric"]: row["min"] for row in metrics_table if row["split"] == "Test (valid)"}
     assert from_evaluate == metrics
 

@@ -55,7 +55,7 @@ def test_params_that_are_not_set_have_their_defaults(content):
 
 def test_params_are_printed_as_lines_or_json(project):
     lines = project.call("params").ok().splitlines()
-    printed = json.loads(project.call("params", "--json").ok())
+    printed = json.loads(project.call("params", "--json").ok())["data"]
 
     assert "fit.num_epochs: 2" in lines
     assert 'fit.precision: "f32"  # default' in lines

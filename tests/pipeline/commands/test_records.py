@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.envelope import run_for_program
 from stages.contracts.errors import StageError
 from stages.records.formats import FORMATS, read, write
 from stages.records.limits import LEAST_LIMIT
@@ -28,6 +31,13 @@ needs_burn = pytest.mark.skipif(
     not MPK.exists(), reason="the files that Burn wrote are not next to this project"
 )
 FORMATS_WITH_NAMES = [name for name, form in FORMATS.items() if form.has_names]
+
+
+def learner_json(*arguments):
+    """Return the exit code of ``learner records`` with ``--json``, and the field data of its envelope."""
+    with redirect_stdout(StringIO()) as output:
+        code = run_for_program(app, ["records", *map(str, arguments), "--json"])
+    return code, json.loads(output.getvalue())["data"]
 
 
 def learner(*arguments):
@@ -59,7 +69,7 @@ def test_show_prints_a_record_of_burn():
 
 @needs_burn
 def test_show_prints_a_record_as_json():
-    output = json.loads(learner("show", BPK, "--json")[1])
+    _, output = learner_json("show", BPK)
 
     assert (output["format"], output["tensors"], output["parameters"]) == ("burnpack", 18, 260_810)
     assert output["entries"][0]["path"] == "conv1.conv.weight"
@@ -126,8 +136,8 @@ def test_convert_changes_precision_and_warns_about_lost_bits(tmp_path):
     assert (code, text.count("\n")) == (0, 1)
     assert text.startswith("warning: half precision loses bits of conv1.conv.weight and 17 more")
     assert learner("convert", half, tmp_path / "full.bpk", "--precision", "full") == (0, "")
-    differ, output = learner("diff", BPK, tmp_path / "full.bpk", "--json")
-    found = json.loads(output)["differences"]
+    differ, output = learner_json("diff", BPK, tmp_path / "full.bpk")
+    found = output["differences"]
     assert differ == 1
     assert {row["what"] for row in found} == {"value"}
     assert max(row["largest"] for row in found) < 0.05

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.commands.runs import describe_runs, runs_root
+from pipeline.commands.runs import all_runs, describe_run, runs_root
 from stages.contracts.events import Progress
 from stages.records import FullPrecision, NamedMpkGzFileRecorder
 from stages.runs import Checkpoint, FileCheckpointer, HeartbeatRenderer, open_store
 
 ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
+
+
+def describe_all(root):
+    """Return the line of each run below *root*."""
+    return [describe_run(run) for run in all_runs(root)]
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def test_list_prints_state_and_progress_of_each_run(folder, root):
 
     with open_store(root, {"version": "4"}) as running:
         printed = folder.call("runs", "list").out.splitlines()
-        content = json.loads(folder.call("runs", "list", "--json").out)
+        content = json.loads(folder.call("runs", "list", "--json").out)["data"]
 
     assert printed[0].split() == ["key", "state", "epochs", "last", "seen", "at", "time", "size", "age"]
     rows = {line.split()[0]: line for line in printed[1:]}
@@ -66,30 +71,30 @@ def test_list_prints_state_and_progress_of_each_run(folder, root):
 
 
 def test_status_describes_each_run_in_one_line(root):
-    assert describe_runs(root) == []
+    assert describe_all(root) == []
     with open_store(root, ENTRIES) as store:
         assert re.fullmatch(
-            rf"run {store.key}: running, pid {os.getpid()} on \S+, starting, \S+", describe_runs(root)[0]
+            rf"run {store.key}: running, pid {os.getpid()} on \S+, starting, \S+", describe_all(root)[0]
         )
         HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=3, batch=120))
         line = rf"run {store.key}: running, pid {os.getpid()} on \S+, epoch 3 step 120, \d\d:\d\d:\d\d"
-        assert re.fullmatch(line, describe_runs(root)[0])
+        assert re.fullmatch(line, describe_all(root)[0])
 
 
 def test_status_describes_the_newest_checkpoint_of_an_interrupted_run(root):
     key = create_run(root, epochs=0, finished=False)
-    assert ", no checkpoint yet, " in describe_runs(root)[0]
+    assert ", no checkpoint yet, " in describe_all(root)[0]
     create_run(root, epochs=2, finished=False)
-    assert ", checkpoint after epoch 2, " in describe_runs(root)[0]
+    assert ", checkpoint after epoch 2, " in describe_all(root)[0]
 
     steps = FileCheckpointer(root / key / "steps", NamedMpkGzFileRecorder(FullPrecision))
     for number, (epoch, split, batch) in enumerate([(3, "train", 7), (3, "valid", 1), (2, "train", 9)], 1):
         place = {"epoch": epoch, "split": split, "iteration": batch, "now": {"torch": torch.zeros(3)}}
         steps.save(number, Checkpoint({"weight": 0.5}, {}, {}, {"place": place}))
 
-    assert ", checkpoint in epoch 3, after batch 1 of validation, " in describe_runs(root)[0]
+    assert ", checkpoint in epoch 3, after batch 1 of validation, " in describe_all(root)[0]
     (steps.directory / "trainer-2.mpk.gz").write_bytes(b"no record")
-    assert ", checkpoint in epoch 3, after batch 7 of training, " in describe_runs(root)[0]
+    assert ", checkpoint in epoch 3, after batch 7 of training, " in describe_all(root)[0]
 
 
 def test_status_lists_the_checkpoints_of_an_interrupted_run_and_not_those_of_the_outputs(project):
@@ -108,7 +113,7 @@ def test_show_compares_the_key_with_the_current_params_and_inputs(finished):
     same = finished.call("runs", "show", root.parent.name[:4]).ok()
     finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
     edited = finished.call("runs", "show").ok()
-    content = json.loads(finished.call("runs", "show", "--json").out)
+    content = json.loads(finished.call("runs", "show", "--json").out)["data"]
     shutil.rmtree(finished.folder / "data/prepared")
     missing = finished.call("runs", "show").ok()
 
@@ -118,7 +123,7 @@ def test_show_compares_the_key_with_the_current_params_and_inputs(finished):
         r"inputs have the key [0-9a-f]{16}, which differs in\n  params.batch_size: 32 → 64\n", edited
     )
     assert content["differences"] == ["params.batch_size: 32 → 64"]
-    assert content["key"] == root.parent.name
+    assert content["run"]["key"] == root.parent.name
     assert content["entries"] == json.loads(root.read_text())
     assert content["finished"]["epoch"] == 2
     assert re.search("not compared with the current params.yaml and inputs: .*data/prepared", missing)

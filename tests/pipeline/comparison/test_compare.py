@@ -5,32 +5,17 @@ import json
 import re
 import shlex
 import shutil
-from functools import partial
 
 import pytest
 from pages import page
-from projects import Project
-from templates import finished_template, template
-
-NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
+from templates import EXPERIMENTS as NAMES
+from templates import experiments_template
 
 
 @pytest.fixture(scope="module")
 def with_experiments(home, tmp_path_factory):
     """Return a project with three experiments in addition to the run on HEAD."""
-    made = Project(template("experiments", partial(run_experiments, home=home)), home)
-    return made.copied_to(tmp_path_factory.mktemp("experiments") / "project")
-
-
-def run_experiments(folder, home):
-    """Make a finished project in *folder*, with three experiments."""
-    project = finished_template(home).copied_to(folder)
-    changes = ("fit.batch_size=64", "fit.num_epochs=3", "save_model.recorder=compact")
-    for name, change in zip(NAMES[1:], changes, strict=True):
-        project.call("run", "-S", change).ok()
-        project.add_experiment(name)
-        project.ok("git", "checkout", "-q", ".")
-    project.dvc("checkout", "-q").ok()
+    return experiments_template(home).copied_to(tmp_path_factory.mktemp("experiments") / "project")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +35,7 @@ def page_browser(outcomes, with_experiments, browser):
 
 def compare(project, *arguments):
     """Return the output of `learner compare --json`."""
-    return json.loads(project.call("compare", "--json", *arguments).out)
+    return json.loads(project.call("compare", "--json", *arguments).out)["data"]
 
 
 def test_every_format_lists_the_workspace_and_all_experiments(with_experiments):
@@ -123,7 +108,7 @@ def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
 def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, message):
     done = with_experiments.call(*arguments)
 
-    assert (done.code, done.out) == (2, "")
+    assert (done.code, bool(done.out)) == (2, "--json" in arguments)
     assert message in done.err
 
 
@@ -146,7 +131,7 @@ def test_output_that_cannot_be_written_is_an_error_with_advice(finished, argumen
 def test_standard_output_has_only_the_requested_format_if_a_page_is_written_too(finished):
     written = finished.call("compare", "--json", "--html", "runs.html")
 
-    assert [run["name"] for run in json.loads(written.out)["runs"]] == ["workspace"]
+    assert [run["name"] for run in json.loads(written.out)["data"]["runs"]] == ["workspace"]
     assert written.err.startswith("wrote runs.html, ")
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from pipeline.comparison.page import build_table_data
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, average_repeats
-from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
+from pipeline.comparison.tables import comparison_values, csv_table, markdown_table, text_table
 from stages.contracts.history import Direction
+from stages.contracts.text import to_json
 
 
 def run(name, losses, seconds=None, **params):
@@ -57,7 +58,9 @@ def test_every_format_has_the_deviation():
     ]
     assert "| ± |" in markdown_table(compared)
     assert "valid/Loss deviation" in csv_table(compared).splitlines()[0]
-    found = [each["metrics"]["valid/Loss"] for each in json.loads(json_table(compared))["runs"]]
+    found = [
+        each["metrics"]["valid/Loss"] for each in json.loads(to_json(comparison_values(compared)))["runs"]
+    ]
     assert [each.get("exceeds_noise") for each in found] == [None, True, None]
     assert found[0]["deviation"] == pytest.approx(0.7071, abs=1e-4)
     assert "±" in [column["title"] for column in build_table_data(compared, ViewOptions())["columns"]]

@@ -12,8 +12,8 @@ from pipeline.comparison.page import build_page, build_table_data
 from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
 from pipeline.comparison.tables import (
+    comparison_values,
     csv_table,
-    json_table,
     markdown_table,
     short_names,
     text_table,
@@ -21,6 +21,7 @@ from pipeline.comparison.tables import (
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
+from stages.contracts.text import to_json
 from stages.metrics import build_metric
 from stages.metrics.registry import BUILT_IN
 
@@ -56,7 +57,7 @@ def test_best_value_is_finite_and_delta_is_relative_to_the_baseline():
 def test_baseline_of_every_format_is_the_first_run_with_metrics():
     comparison = Comparison((RunSummary("workspace", None), *THREE_RUNS.runs))
 
-    listed = json.loads(json_table(comparison))
+    listed = json.loads(to_json(comparison_values(comparison)))
     table = list(csv.DictReader(csv_table(comparison).splitlines()))
 
     assert listed["baseline"] == build_table_data(comparison, ViewOptions())["baseline"] == "a"
@@ -88,7 +89,7 @@ def test_delta_is_positive_if_a_run_has_the_higher_value(better):
     _, *lines = text_table(comparison).splitlines()
     _, _, *rows = markdown_table(comparison).splitlines()
     table = list(csv.DictReader(csv_table(comparison).splitlines()))
-    listed = json.loads(json_table(comparison))["runs"]
+    listed = json.loads(to_json(comparison_values(comparison)))["runs"]
 
     assert [line.split()[4] for line in lines] == deltas
     assert [row.split(" | ")[4] for row in rows] == deltas
@@ -121,7 +122,9 @@ def test_unknown_metric_is_an_error_that_lists_the_known_ones(view):
 
 def test_metric_without_a_direction_has_no_best_value():
     rate = MetricCurve("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
-    table = json.loads(json_table(Comparison((RunSummary("a", None, metrics={rate.name: rate}),))))
+    table = json.loads(
+        to_json(comparison_values(Comparison((RunSummary("a", None, metrics={rate.name: rate}),))))
+    )
 
     [found] = table["runs"]
     assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
@@ -151,7 +154,7 @@ def test_date_in_a_param_is_text_in_json():
     day = date(2024, 1, 2)
     params = {"since": day, "days": [day, {"last": day}], "flag": True, "none": None, "rate": math.inf}
 
-    [run] = json.loads(json_table(Comparison((build_run("a", [], **params),))))["runs"]
+    [run] = json.loads(to_json(comparison_values(Comparison((build_run("a", [], **params),)))))["runs"]
 
     text = "2024-01-02"
     assert run["params"] == {**params, "since": text, "days": [text, {"last": text}], "rate": "inf"}

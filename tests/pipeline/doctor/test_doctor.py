@@ -252,9 +252,9 @@ def test_each_cause_is_reported_once_outside_a_project(tmp_path, open_project):
     )
 
     assert done.code == 1
-    problems = [each for each in json.loads(done.out) if each["level"] == Level.PROBLEM]
-    assert sum("params.yaml cannot be read" in each["what"] for each in problems) == 1
-    assert any("this folder is not a DVC project" in each["what"] for each in problems)
+    problems = [each for each in json.loads(done.out)["data"] if each["level"] == Level.PROBLEM]
+    assert sum("params.yaml cannot be read" in each["message"] for each in problems) == 1
+    assert any("this folder is not a DVC project" in each["message"] for each in problems)
 
 
 @pytest.mark.parametrize(("free", "level"), [(98, "ok"), (97, "warning"), (40, "warning"), (39, "problem")])

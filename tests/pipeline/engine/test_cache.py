@@ -121,7 +121,7 @@ def test_doctor_reports_damaged_files_and_removes_them(finished):
     fixed = finished.call("doctor", "--timeout", "600", "--deep", "--fix")
 
     assert found.code == 1
-    listed = [each["what"] for each in json.loads(found.out) if each["about"] == "cache"]
+    listed = [each["message"] for each in json.loads(found.out)["data"] if each["subject"] == "cache"]
     assert all(any(str(path) in what for what in listed) for path in damaged), listed
     assert [path for path in damaged if path.exists()] == []
     assert "is intact" in fixed.out
@@ -136,7 +136,7 @@ def test_compare_does_not_show_damaged_outputs_as_cached(finished, output, chang
     done = finished.call("compare", "HEAD", "--json")
 
     assert done.code == 0, done.text
-    [run] = json.loads(done.out)["runs"]
+    [run] = json.loads(done.out)["data"]["runs"]
     assert run["cached"] is False
     assert any(str(path) in note for note in run["notes"]), run["notes"]
 
