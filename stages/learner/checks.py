@@ -251,7 +251,8 @@ def _item_type(step: Any) -> type | None:
         return None
     arguments = get_args(returned)
     item = arguments[0] if arguments else returned
-    return item if isinstance(item, type) and item is not object else None
+    is_known = isinstance(item, type) and item not in (Any, object, TrainOutput)
+    return item if is_known else None
 
 
 class StepChecks:

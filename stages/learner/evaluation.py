@@ -1,11 +1,12 @@
 """Evaluation of a trained model: metrics on named data sets, as in Burn, and the confusion matrix."""
 
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,12 @@ from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
 from stages.metrics.confusion_matrix import select_cells
 from stages.optim.mixed_precision import MixedPrecision
+
+MAX_UNMERGED_BATCHES = 64
+"""The number of batches whose pairs of classes are held one by one.
+
+The allocator places them into the freed buffers of the batches, which then cannot be reused: 0.5 MB for each.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -269,15 +276,21 @@ def confusion_matrix(
     seed_generators(seed)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
-    total: ConfusionMatrix | None = None
+    merged: list[ConfusionMatrix] = []
+    recent: list[ConfusionMatrix] = []
     for batch in iterate_on_device(loader, device):
         with autocast():
             item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
         if should_stop() or not _is_of_classes(item):
             return None
-        matrix = ConfusionMatrix.from_output(item)
-        total = matrix if total is None else total + matrix
-    return total
+        recent.append(ConfusionMatrix.from_output(item))
+        if len(recent) == MAX_UNMERGED_BATCHES:
+            merged, recent = [_add([*merged, _add(recent).merge()])], []
+    return _add([*merged, *recent]) if merged or recent else None
+
+
+def _add(matrices: Sequence[ConfusionMatrix]) -> ConfusionMatrix:
+    return reduce(operator.add, matrices)
 
 
 def _is_of_classes(item: Any) -> bool:

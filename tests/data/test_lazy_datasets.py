@@ -1,6 +1,8 @@
 """Datasets whose samples are read when they are needed, by import path."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from stage_runs import load, read_outputs, train
 
 from stages import data
 from stages.contracts.errors import DataError, PluginError
+from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
 
 COUNT = 30
@@ -80,6 +83,53 @@ def test_interrupted_run_with_workers_equals_an_uninterrupted_one(steps, tmp_pat
     resumed = train(tmp_path / "resumed", UNET, steps, [NAME], num_workers=2, **FIT)
 
     assert read_outputs(resumed) == read_outputs(whole)
+
+
+SIDE = 512
+
+
+class Photos:
+    """Images of 256 KiB, each a part of one array of noise, so that 20 GB need no file."""
+
+    def __init__(self, count):
+        self.count = count
+        self.noise = np.random.default_rng(0).integers(0, 255, SIDE * SIDE + count, dtype=np.uint8)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        pixels = self.noise[index : index + SIDE * SIDE] // 2 + 127 * (index % 2)
+        return pixels.reshape(1, SIDE, SIDE).astype(np.uint8), index % 2
+
+
+class Pooled(ClassificationStep, torch.nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        pool = torch.nn.AvgPool2d(input_shape[-1] // 4)
+        super().__init__(pool, torch.nn.Flatten(), torch.nn.Linear(16, num_classes))
+
+
+def read_memory(field):
+    """Return a field of the memory of this process in bytes: VmRSS, or VmHWM, the peak."""
+    return 1024 * int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.mark.parametrize("count", [400, long(81_920)])
+def test_memory_of_a_run_is_bounded_by_the_batch(count, tmp_path):
+    """The samples have 100 MiB, and 20 GiB in the long case."""
+    name = f"{__name__}:Photos"
+    source = {"kind": "dataset", "factory": {"kind": name, "count": count}, "lazy": True}
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = read_memory("VmRSS")
+
+    load(tmp_path, source)
+    artifacts = train(
+        tmp_path, f"{__name__}:Pooled", None, [name], num_epochs=1, batch_size=4, metrics=["loss", "accuracy"]
+    )
+
+    assert read_memory("VmHWM") - before < 80 * 2**20
+    assert json.loads((artifacts / "metrics.json").read_text())["valid"]["Accuracy"] == 100
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**20 + 128 * count
 
 
 def test_splits_of_the_factory_are_kept(tmp_path):

@@ -1,12 +1,14 @@
 """The evaluation of a trained model on named data sets."""
 
 import pytest
+import torch
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
-from stages.learner import EvaluatorBuilder, confusion_cells
+from stages.learner import EvaluatorBuilder, confusion_cells, confusion_matrix
 from stages.loggers import ExperimentLog
 from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import ClassificationStep
 from stages.renderers import NoRenderer, PlainRenderer
 
 
@@ -105,3 +107,19 @@ def test_failed_confusion_matrix_is_a_warning(train, tiny, tmp_path, caplog):
 
     assert confusion_cells(learner, tiny[1]()[1], seed=1) == []
     assert "the confusion matrix cannot be computed: MemoryError('50000 x 50000')" in caplog.text
+
+
+def test_confusion_matrix_of_many_batches_counts_every_sample_in_a_few_blocks():
+    draws = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(400, 3, generator=draws), torch.randint(3, (400,), generator=draws)
+    model = type("Net", (ClassificationStep, torch.nn.Identity), {})()
+    loader = list(zip(logits.split(2), targets.split(2), strict=True))
+
+    matrix = confusion_matrix(model, loader, seed=0, should_stop=lambda: False)
+
+    expected = torch.zeros(3, 3, dtype=torch.int64)
+    expected.index_put_((targets, logits.argmax(1)), torch.ones(400, dtype=torch.int64), accumulate=True)
+    assert matrix.cells() == [
+        (row, column, int(expected[row, column])) for row in range(3) for column in range(3)
+    ]
+    assert len(list(matrix.blocks)) == 200 // 64 + 200 % 64

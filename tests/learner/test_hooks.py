@@ -165,21 +165,24 @@ def test_hooks_of_a_resumed_run_receive_the_position(stop_after, expected, start
     ("case", "stop_after"), covering_cases(["state", "built in", "schedule-free"], STEPS, strength=1)
 )
 def test_resumed_run_with_hooks_equals_uninterrupted_run(case, stop_after, start, tiny, tmp_path):
+    hooks = {
+        "state": lambda: [ShrinkWeights()],
+        "built in": lambda: [Unfreeze(r"^[01]\.", epoch=2), FrozenNorms()],
+        "schedule-free": lambda: [ScheduleFree()],
+    }
+    optimizer = ScheduleFreeSgd if case == "schedule-free" else torch.optim.Adam
+
+    assert_resumes_exactly(hooks[case], optimizer, stop_after, start, tiny, tmp_path)
+
+
+def assert_resumes_exactly(build_hooks, optimizer, stop_after, start, tiny, tmp_path):
+    """Check that a run that is stopped twice writes the files of an uninterrupted one."""
+
     def fit(directory, stop_after=None):
-        hooks = {
-            "state": [ShrinkWeights()],
-            "built in": [Unfreeze(r"^[01]\.", epoch=2), FrozenNorms()],
-            "schedule-free": [ScheduleFree()],
-        }
-        optimizer = ScheduleFreeSgd if case == "schedule-free" else torch.optim.Adam
-        return run(
-            start,
-            tiny,
-            directory,
-            hooks[case],
-            stop_after=stop_after,
-            optimizer=lambda model: optimizer(model.parameters()),
-        )
+        def build(model):
+            return optimizer(model.parameters())
+
+        run(start, tiny, directory, build_hooks(), stop_after=stop_after, optimizer=build)
 
     fit(tmp_path / "a")
     fit(tmp_path / "b", stop_after)
@@ -187,6 +190,18 @@ def test_resumed_run_with_hooks_equals_uninterrupted_run(case, stop_after, start
     fit(tmp_path / "b")
 
     assert read_run_files(tmp_path / "b") == read_run_files(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop_after"),
+    covering_cases(["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"], STEPS, strength=1),
+)
+def test_resumed_run_of_the_package_schedulefree_equals_uninterrupted_run(
+    kind, stop_after, start, tiny, tmp_path
+):
+    optimizer = getattr(pytest.importorskip("schedulefree"), kind)
+
+    assert_resumes_exactly(lambda: [ScheduleFree()], optimizer, stop_after, start, tiny, tmp_path)
 
 
 def test_hook_without_after_step_adds_no_call_to_a_step():

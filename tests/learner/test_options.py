@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
+from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
@@ -301,3 +303,14 @@ def test_components_work_in_a_custom_loop(tiny):
 
     assert totals[-1] < totals[0]
     assert isinstance(model, nn.Module)
+
+
+@pytest.mark.parametrize("annotation", [Any, object, TrainOutput])
+def test_step_whose_annotation_names_no_output_fits_every_metric(annotation, start, tiny, tmp_path):
+    class Annotated(type(tiny[0]())):
+        def train_step(self, batch) -> annotation:
+            return super().train_step(batch)
+
+    model = Annotated(*tiny[0]())
+
+    assert start(tmp_path).build(model, Adam(), 0.1).model is model

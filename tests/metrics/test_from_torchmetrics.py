@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassConfusionMatrix
+from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.image import (
     multiscale_structural_similarity_index_measure,
     peak_signal_noise_ratio,
@@ -49,6 +50,12 @@ def masks(generator):
     return lambda rows: ClassificationOutput(LOSS, logits[rows], targets[rows])
 
 
+def masks_with_ignored(generator):
+    output = masks(generator)(slice(None))
+    targets = torch.where(torch.rand(N, 4, 4, generator=generator) < 0.3, -100, output.targets)
+    return lambda rows: ClassificationOutput(LOSS, output.output[rows], targets[rows])
+
+
 def binary(generator):
     logits, targets = torch.randn(N, 1, generator=generator), torch.randint(0, 2, (N,), generator=generator)
     return lambda rows: ClassificationOutput(LOSS, logits[rows], targets[rows])
@@ -80,6 +87,11 @@ def dice(output):
     return (2 * hits / (predicted.sum() + targets.sum())).item()
 
 
+def mean_iou(output):
+    is_valued = output.targets != -100
+    return multiclass_jaccard_index(output.output.argmax(1)[is_valued], output.targets[is_valued], 3).item()
+
+
 def psnr(output):
     images_ = zip(output.output, output.targets, strict=True)
     return torch.stack([peak_signal_noise_ratio(*pair, data_range=1.0) for pair in images_]).mean().item()
@@ -104,6 +116,7 @@ CASES = [
     ({"kind": "bleu", "n_gram": 2, "pad_token": PAD}, tokens, bleu),
     ({"kind": "rouge_l", "pad_token": PAD}, tokens, rouge),
     ({"kind": "dice", "num_classes": 3}, masks, dice),
+    ({"kind": "mean_iou", "num_classes": 3}, masks_with_ignored, mean_iou),
     ({"kind": "psnr"}, images, psnr),
     (
         {"kind": "ssim"},

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from long_tests import long
 
 from pipeline.comparison.collection import PlotData
@@ -15,6 +16,10 @@ from pipeline.comparison.page import build_content, build_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
 from stages.data.sample_sheet import encode_png
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.renderers import NoRenderer
 
 COUNT = 300
 EPOCHS = 20
@@ -86,6 +91,65 @@ def test_samples_of_a_ticked_run_are_shown(reader):
     widths = "[...document.querySelectorAll('#samples img')].map(image => image.naturalWidth)"
 
     assert (reader.run(texts), reader.run(widths)) == ([HOSTILE], [2])
+
+
+IMAGES, TARGETS = torch.arange(24.0).reshape(2, 1, 3, 4) / 23, torch.tensor([1, 0])
+COLOR = torch.tensor([1.0, 0.5, 0.25])[:, None, None]
+LOGGED_TEXT = f"line 1\n<b>{'long ' * 60}</b> {'x' * 200}\n"
+
+
+class Painter(ClassificationStep, torch.nn.Sequential):
+    """Logs its inputs as gray and as colored images, and a text of two lines."""
+
+    def forward_classification(self, batch):
+        images, _ = batch
+        self.log_image("gray", images)
+        self.log_image("color", images.repeat(1, 3, 1, 1) * COLOR)
+        self.log_text("targets", LOGGED_TEXT)
+        return super().forward_classification(batch)
+
+
+READ_PIXELS = """[...document.querySelectorAll('#samples img')].map(image => {
+    const canvas = Object.assign(document.createElement('canvas'), { width: 4, height: 3 });
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0);
+    return [...context.getImageData(0, 0, 4, 3).data];
+})"""
+
+
+@pytest.fixture(scope="module")
+def logged_samples(tmp_path_factory):
+    """Return the samples of a run with two images in the valid split."""
+    folder = tmp_path_factory.mktemp("run")
+    builder = LearnerBuilder(folder).metrics(LossMetric()).num_epochs(1).renderer(NoRenderer())
+    model = Painter(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), 0.1), 0.1)
+    learner.fit([(IMAGES, TARGETS)], [(IMAGES, TARGETS)])
+    paths = [path for path in sorted(folder.glob("valid/*/*")) if path.suffix != ".log"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), long(390, "light"), long(1400, "dark")])
+def test_page_shows_the_pixels_and_texts_that_steps_log(width, scheme, logged_samples, browser, tmp_path):
+    metrics = {"valid/Loss": MetricCurve("valid", "Loss", {1: 0.5}, Direction.LOWEST)}
+    runs = Comparison((RunSummary("painted", None, {}, metrics),))
+    browser.resize(width, 2500, scheme)
+    open_page(
+        browser, tmp_path / "page.html", (runs, {"painted": PlotData(samples=logged_samples)}, ViewOptions())
+    )
+    browser.wait("document.images.length === 4 && [...document.images].every(image => image.complete)")
+
+    pixels = (IMAGES.repeat(1, 3, 1, 1) * 255).round()
+    colored = (IMAGES.repeat(1, 3, 1, 1) * COLOR * 255).round()
+    opaque = torch.full((2, 1, 3, 4), 255.0)
+    expected = torch.cat([torch.cat((part, opaque), dim=1) for part in (colored, pixels)])
+    assert browser.run(READ_PIXELS) == expected.permute(0, 2, 3, 1).flatten(1).int().tolist()
+    assert browser.run("document.querySelector('#samples pre').textContent") == LOGGED_TEXT
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    styles = "getComputedStyle(document.querySelector('#samples pre'))"
+    colors = {"light": "rgb(28, 33, 40)", "dark": "rgb(228, 232, 238)"}
+    assert browser.run(f"{styles}.color") == colors[scheme]
+    assert browser.messages() == []
 
 
 def test_filters_change_the_table_and_the_number_of_runs(reader):

@@ -153,6 +153,14 @@ def test_commands_in_the_readme_of_a_template_run(new_project, request):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_template_has_no_data_file(name):
+    """A function or a stage of the project generates the data."""
+    kinds = {Path(path).suffix for path in read_files(name).keys() - {PLOT}}
+
+    assert kinds <= {"", ".md", ".py", ".txt", ".yaml"}
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_stages_of_learner_have_the_params_and_outputs_of_the_default_project(name):
     """A template may add stages of its own, and dependencies."""
     default, own = (

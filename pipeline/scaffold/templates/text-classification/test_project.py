@@ -1,18 +1,23 @@
 """Quick tests of the model and the texts, to run before a long training."""
 
+from pathlib import Path
+
 import torch
 
+from make_reviews import COUNT, make_reviews
 from model import TextClassifier
 from stages.data import PadBatcher
 from stages.data.sources.texts import text
 
 
-def test_every_review_has_one_of_three_classes() -> None:
+def test_every_review_has_one_of_three_classes(tmp_path: Path) -> None:
     """The file has as many reviews as lines after the first."""
-    arrays = text("reviews.csv", tokenizer="bytes")
+    make_reviews(tmp_path / "reviews.csv")
+
+    arrays = text(str(tmp_path / "reviews.csv"), tokenizer="bytes")
 
     assert arrays.facts["class_names"] == ("mixed", "negative", "positive")
-    assert len(arrays) == 1000
+    assert len(arrays) == COUNT
 
 
 def test_padding_changes_no_logit() -> None:
