@@ -198,7 +198,7 @@ def test_stage_in_a_flow_run_is_reached_in_ten_calls_and_can_use_workers_of_a_da
     calls = (project.folder / "stack.txt").read_text().split()
     assert calls[calls.index("run") :] == [
         *("run", "run_stages", "learner", "run_task", "reproduce", "_call_function"),
-        *("run_recorded", "run_stage", "_load_data"),
+        *("run_recorded", "run", "run_stage", "_load_data"),
     ]
 
 
