@@ -46,7 +46,7 @@ def test_call_returns_the_outcome_of_a_process(finished, arguments):
 
 def send_changes(project, results):
     """Send each command of *project* that changes this process."""
-    gc.collect()
+    gc.freeze()  # a session of onnxruntime that another test has left would wait for threads of its process
     before = read_state()
     for command in (["check"], ["status"], ["compare"], ["runs", "list"], ["data", "--unknown"]):
         project.call(*command)
@@ -57,6 +57,7 @@ def send_changes(project, results):
 
 def test_call_leaves_the_process_unchanged(finished):
     """In a fork, in which no thread of another test runs."""
+    gc.collect()
     context = multiprocessing.get_context("fork")
     received, sent = context.Pipe(duplex=False)
     process = context.Process(target=send_changes, args=(finished, sent))
