@@ -182,6 +182,16 @@ def load():
 """
 
 
+def test_recorded_run_prints_its_events_and_nothing_else(project, server, api):
+    run = project.call("run", "create-artifact-dir", "--events", PREFECT_API_URL=server)
+
+    events = [json.loads(line) for line in run.out.splitlines()]
+    assert [event["event"] for event in events] == ["stage", "stage", "end"], run.text
+    assert [event["state"] for event in events[:2]] == ["running", "ran"]
+    assert events[-1]["ok"]
+    assert latest_runs(api)[0]["state_name"] == "Completed"
+
+
 def test_stage_in_a_flow_run_is_reached_in_ten_calls_and_can_use_workers_of_a_data_loader(project, server):
     """The calls go down one layer each: command, flow, task, engine, stage.
 
