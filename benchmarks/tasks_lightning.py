@@ -52,8 +52,8 @@ class Module(lightning.LightningModule):
             self.metrics = nn.ModuleDict({"train_": build_metric(), "valid_": build_metric()})
 
     def configure_optimizers(self) -> Any:
-        """Return Adam."""
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
+        """Return Adam for the parameters that train."""
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
 
     def training_step(self, batch: Any, _: int) -> Any:
         """Return the loss."""
@@ -67,6 +67,24 @@ class Module(lightning.LightningModule):
         """Log the means over the epoch."""
         named = {split + name: value for name, value in values.items()}
         self.log_dict(named, on_step=False, on_epoch=True, batch_size=count)
+
+
+class ClassifierModule(Module):
+    """The steps of the tasks that train a classifier."""
+
+    def step(self, batch: Any, split: str) -> Any:
+        """Measure a batch, and return the loss."""
+        images, targets = batch
+        logits = self.net(images)
+        loss = F.cross_entropy(logits, targets)
+        self.metrics[split](logits, targets)
+        self.log_epoch(split, len(images), loss=loss, accuracy=self.metrics[split])
+        return loss
+
+
+def build_accuracy() -> Any:
+    """Return the accuracy of two classes."""
+    return Accuracy("multiclass", num_classes=2)
 
 
 def segmentation(folder: Path) -> Any:
@@ -178,48 +196,21 @@ def multi_task(folder: Path) -> Any:
     return fit(folder, Net(TwoHeads(), build_accuracy), two_targets())
 
 
-def build_accuracy() -> Any:
-    """Return the accuracy of two classes."""
-    return Accuracy("multiclass", num_classes=2)
-
-
 def lora(folder: Path) -> Any:
     """Train the adapters of a classifier only."""
-
-    class Net(Module):
-        def configure_optimizers(self) -> Any:
-            for name, parameter in self.net.named_parameters():
-                parameter.requires_grad_("lora" in name)
-            return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
-
-        def step(self, batch: Any, split: str) -> Any:
-            images, targets = batch
-            logits = self.net(images)
-            loss = F.cross_entropy(logits, targets)
-            self.metrics[split](logits, targets)
-            self.log_epoch(split, len(images), loss=loss, accuracy=self.metrics[split])
-            return loss
-
-    return fit(folder, Net(AdaptedClassifier(), build_accuracy), classes())
+    module = ClassifierModule(AdaptedClassifier(), build_accuracy)
+    for name, parameter in module.net.named_parameters():
+        parameter.requires_grad_("lora" in name)
+    return fit(folder, module, classes())
 
 
 def folds(folder: Path) -> Any:
     """Train a classifier on each of three divisions of the data; return the mean accuracy."""
-
-    class Net(Module):
-        def step(self, batch: Any, split: str) -> Any:
-            images, targets = batch
-            logits = self.net(images)
-            loss = F.cross_entropy(logits, targets)
-            self.metrics[split](logits, targets)
-            self.log_epoch(split, len(images), loss=loss, accuracy=self.metrics[split])
-            return loss
-
     values, samples = [], digits()
     for fold in range(3):
         parts = [[i for i in range(len(samples)) if (i % 3 == fold) is valid] for valid in (False, True)]
         loaders = [DataLoader(Subset(samples, part), 8) for part in parts]
-        found = fit(folder / f"fold-{fold}", Net(Classifier(), build_accuracy), loaders)
+        found = fit(folder / f"fold-{fold}", ClassifierModule(Classifier(), build_accuracy), loaders)
         values.append(float(found["valid_accuracy"]))
     return sum(values) / len(values)
 
@@ -248,16 +239,4 @@ def fine_tuning(folder: Path) -> Any:
             if epoch == 1:
                 self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
 
-    class Net(Module):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
-
-        def step(self, batch: Any, split: str) -> Any:
-            images, targets = batch
-            logits = self.net(images)
-            loss = F.cross_entropy(logits, targets)
-            self.metrics[split](logits, targets)
-            self.log_epoch(split, len(images), loss=loss, accuracy=self.metrics[split])
-            return loss
-
-    return fit(folder, Net(Classifier(), build_accuracy), classes(), Thaw())
+    return fit(folder, ClassifierModule(Classifier(), build_accuracy), classes(), Thaw())

@@ -29,7 +29,7 @@ def test_task_trains_two_epochs_and_a_second_call_finds_them(name, tmp_path):
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-@pytest.mark.long  # the programs of Lightning, which is no dependency
+@pytest.mark.long  # the programs of Lightning, which is not a dependency
 @pytest.mark.parametrize("name", [task.__name__ for task in TASKS.TASKS])
 def test_task_trains_with_lightning(name, tmp_path):
     pytest.importorskip("lightning")
