@@ -77,9 +77,10 @@ def protect_files(options: LearnerOptions, epoch: int) -> None:
 
 def _move_logs(directory: Path) -> None:
     folders = [directory / split for split in Split if any(directory.glob(f"{split}/epoch-*"))]
+    if not folders or any(directory.glob(f"*/*{TRAINER}-*")):
+        return
     log = directory / EXPERIMENT_LOG
-    is_logged = log.is_file() and b" stages::" in log.read_bytes()
-    if not folders or is_logged or any(directory.glob(f"*/*{TRAINER}-*")):
+    if log.is_file() and b" stages::" in log.read_bytes():
         return
     numbers = (number for number in count(1) if not any(directory.glob(f"*.{number}")))
     suffix = f".{next(numbers)}"
