@@ -291,7 +291,8 @@ def read_config(path: Path) -> RunConfig:
 
 
 def _directory_of(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name == EXPORTS_FOLDER else folder
 
 
 def _read_info(directory: Path, data_directory: Path | str | None) -> data.DatasetInfo:
