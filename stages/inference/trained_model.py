@@ -27,6 +27,7 @@ from stages.learner import LearnerSpec
 from stages.optim.mixed_precision import MixedPrecision
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
+from stages.runs.layout import KEY_FILE
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""
@@ -284,10 +285,13 @@ def read_config(path: Path) -> RunConfig:
         return RunConfig.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
-        raise CheckpointError(
-            f"{file} cannot be read: {reason}. Pass an artifact directory, with {CONFIG_FILE}, "
-            f"{LEARNER_FOLDER} and the file of the model"
-        ) from error
+        advice = f"Pass an artifact directory, with {CONFIG_FILE}, {LEARNER_FOLDER} and the file of the model"
+        if any((folder / KEY_FILE).exists() for folder in (file.parent, file.parent.parent)):
+            advice = (
+                "A run store has checkpoints and no params: finish the run with `dvc repro`, and pass its "
+                "artifact directory, such as artifacts"
+            )
+        raise CheckpointError(f"{file} cannot be read: {reason}. {advice}") from error
 
 
 def _directory_of(path: Path) -> Path:

@@ -276,6 +276,17 @@ def test_directory_without_a_description_of_the_data_is_refused(tmp_path, direct
         load_model(tmp_path / "learner")
 
 
+@pytest.mark.parametrize("name", ["", "checkpoint/model-1.mpk.gz"])
+def test_run_store_is_refused_with_the_directory_to_pass(directory, name):
+    [store] = [path.parent for path in (directory.parent / "runs").glob("*/key.json")]
+    assert (store / name).exists()
+
+    with pytest.raises(
+        CheckpointError, match="A run store has checkpoints and no params: .* such as artifacts"
+    ):
+        load_model(store / name)
+
+
 def test_labels_are_numbers_without_names():
     predictions = Predictions(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([2, 0]))
 
