@@ -2,19 +2,17 @@
 
 import json
 import logging
-import os
 import random
 import signal
 import struct
 import subprocess
 import sys
 
-import httpx
 import pytest
 import torch
-from free_ports import free_port
+from mlflow_servers import serve
 from run_files import read_run_files
-from waiting import LIMIT_SECONDS, has_exited, wait_until
+from waiting import has_exited, wait_until
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
@@ -203,36 +201,9 @@ def test_missing_extra_of_a_tracker_is_refused_before_the_run(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def mlflow_server(tmp_path_factory):
-    """Run MLflow's server with a database on a free port, and return its address."""
-    pytest.importorskip("mlflow.server", reason="needs mlflow")
-    folder = tmp_path_factory.mktemp("mlflow")
-    port = free_port()  # MLflow refuses the port 0
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "log").open("wb") as output:
-        server = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: is_healthy(uri), (folder / "log").read_text, server)
+    """Run MLflow's server, and return its address."""
+    with serve(tmp_path_factory.mktemp("mlflow")) as uri:
         yield uri
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)  # its workers are in its group
-        server.wait(LIMIT_SECONDS)
-
-
-def is_healthy(uri):
-    try:
-        return httpx.get(f"{uri}/health").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(uri, directory):
