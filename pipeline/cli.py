@@ -18,7 +18,7 @@ from pipeline.commands.records import app as records_app
 from pipeline.commands.run import resume, run, serve, stage
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.sweep import sweep
-from pipeline.commands.training import data, evaluate, lr_find, predict, summary
+from pipeline.commands.training import data, evaluate, lr_find, predict, publish, summary
 from pipeline.engine.error_reports import report_error
 from pipeline.engine.signals import end_on_signal
 from pipeline.project.collision import find_collision_in_project
@@ -29,7 +29,7 @@ COMMANDS_WITHOUT_CHECKS = (None, "init")
 """Commands before which `_root` checks nothing in the current folder; None is a call without one."""
 COMMANDS_WITHOUT_PROJECT = ("records", "summary")
 """Commands that use only the files in their arguments."""
-READING_COMMANDS = ("check", "params", "status", "compare", "plot", "doctor", "runs", "versions")
+READING_COMMANDS = ("check", "params", "status", "compare", "plot", "publish", "doctor", "runs", "versions")
 """Commands that neither run a project's code nor depend on its params.yaml."""
 
 
@@ -65,8 +65,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    *(run, resume, stage, check, params, status, data, summary, evaluate, predict, lr_find, compare, plot),
-    *(sweep, serve, doctor, init, versions),
+    *(run, resume, stage, check, params, status, data, summary, evaluate, predict, publish, lr_find, compare),
+    *(plot, sweep, serve, doctor, init, versions),
 )
 for command in COMMANDS:
     app.command()(command)

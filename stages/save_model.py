@@ -13,9 +13,6 @@ from stages.system.files import copy_file, describe, write_text
 
 VERSION = "6"
 
-MANIFEST = "manifest.json"
-"""The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
-
 
 def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     """Write the model of the last or the best epoch, its exports with their manifest, and its test metrics.
@@ -45,7 +42,7 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     write_test_results(resolved, recorder, paths)
     files = inference.write_exports(config, chosen, resolved, paths)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
-    write_text(paths.exports / MANIFEST, to_json(content) + "\n")
+    write_text(paths.exports / inference.MANIFEST, to_json(content) + "\n")
 
 
 def _choose_checkpoint(config: SaveModelConfig, checkpointer: "runs.FileCheckpointer") -> "runs.Checkpoint":

@@ -25,7 +25,7 @@ PROGRAMS = [
     for each in pages()
     for number, text in enumerate(each.blocks("python"), start=1)
     if each != README
-    and not re.match(r"# (guide|training|ported|custom|predict)\.py\n", text)  # each has a test below
+    and not re.match(r"# (guide|training|ported|custom|predict|register)\.py\n", text)  # each has a test
 ]
 
 

@@ -1,4 +1,4 @@
-"""The commands around training: ``learner data``, ``lr-find``, ``evaluate``, ``predict`` and ``summary``."""
+"""The commands around training: data, lr-find, evaluate, predict, publish and summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -283,8 +283,11 @@ def predict(
 
 
 @contextmanager
-def _artifacts(revision: str | None, model: Path) -> Iterator[Path]:
-    """Yield the path of the model: *model*, or a copy of that of *revision*, an experiment or a commit."""
+def _artifacts(revision: str | None, model: Path, *, folders: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield the path of the model: *model*, or a copy of that of *revision*, an experiment or a commit.
+
+    The copy is beside those of *folders*, names of paths, and of what `load_model` needs.
+    """
     if revision is None:
         yield model
         return
@@ -298,7 +301,7 @@ def _artifacts(revision: str | None, model: Path) -> Iterator[Path]:
     paths = source.paths
     with TemporaryDirectory() as folder:
         target = Path(folder)
-        copies = {
+        copies = {paths[name]: name for name in folders} | {
             paths["config"]: CONFIG_FILE,
             paths["learner"] / SPEC_FILE: f"{LEARNER_FOLDER}/{SPEC_FILE}",
             paths["dataset"]: f"{EXPORTS_FOLDER}/{DATASET_FILE}",
@@ -340,3 +343,32 @@ def _list_project_code() -> set[str]:
         return set()
     params = read_params()
     return list_values(params.load_data, params.build_learner, params.fit)
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    *,
+    rev: Annotated[
+        str | None,
+        typer.Option(help="Revision or experiment to publish.", show_default="the workspace"),
+    ] = None,
+) -> Written:
+    """Write a trained model to a folder that the Hugging Face hub and MLflow's registry accept.
+
+    Copy the exports that save-model has written: model_card and safetensors, and onnx for MLflow. Files that
+    this command has not written are never replaced.
+
+    Example: learner publish published --rev exp-name
+    """
+    from pipeline.project.paths import read_paths
+    from stages.inference import publish_model
+
+    artifacts = read_paths()["artifacts"]
+    if folder.resolve().is_relative_to(artifacts.resolve()):
+        raise ParamsError(f"{folder} is in {artifacts}, whose files DVC tracks. Name another folder")
+    with _artifacts(rev, artifacts / "model", folders=["exports"]) as model:
+        files = publish_model(model.parent, folder)
+    has_mlflow = any(file.name == "MLmodel" for file in files)
+    others = "and MLflow" if has_mlflow else "only; MLflow needs save_model.exports: [onnx]"
+    print_line(f"wrote {folder}: {len(files)} files for the Hugging Face hub {others}")
+    return Written([str(file) for file in files])

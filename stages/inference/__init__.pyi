@@ -1,7 +1,9 @@
+from .exports import MANIFEST as MANIFEST
 from .exports import write_exports as write_exports
 from .inputs import InputBlock as InputBlock
 from .inputs import read_inputs as read_inputs
 from .prediction_files import write_predictions as write_predictions
+from .publication import publish_model as publish_model
 from .trained_model import Predictions as Predictions
 from .trained_model import Preprocessing as Preprocessing
 from .trained_model import TrainedModel as TrainedModel

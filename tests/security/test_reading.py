@@ -17,6 +17,7 @@ READING = (
     "runs verify",
     "records verify .",
     "summary artifacts",
+    "publish published",
     "versions",
     "doctor --timeout 0.01",
 )

@@ -138,6 +138,7 @@ COMMANDS = {
     "summary": [("summary",), ("summary", NAME)],
     "evaluate": [("evaluate", "--source", NAME), ("evaluate", "--model", f"{NAME}.mpk")],
     "predict": [("predict", NAME, "--out", f"{NAME}.csv"), ("predict", NAME, NAME, "--out", f"{NAME}.csv")],
+    "publish": [("publish", NAME), ("publish", NAME, "--rev", NAME)],
     "lr-find": [("lr-find", "--output", f"{NAME}/x.tsv")],
     "compare": [
         ("compare",),

@@ -34,6 +34,7 @@ REFUSED = (
     "stage nowhere",
     "resume nowhere --epoch 1",
     "evaluate --model nowhere",
+    "publish hub",
 )
 RUNNING = (
     "init",
