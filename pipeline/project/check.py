@@ -95,7 +95,10 @@ NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
 """Last line of a result. A failure after it occurs at exit, and does not affect a run."""
-PROGRAM = "from pipeline.project.check import main; main(sys.argv[1])"
+PROGRAM = (
+    "from pipeline.project.check import main; main(sys.argv[1]); "
+    "from stages.system.processes import end_process; end_process(0)"
+)
 
 
 def check_params(params: Params) -> None:

@@ -10,7 +10,6 @@ params, checks the outputs out, reproduces the pipeline and commits the experime
 ``python -m pipeline stage NAME`` or ``learner stage NAME`` is a function call; DVC starts any other command.
 """
 
-import atexit
 import gc
 import json
 import os
@@ -18,12 +17,11 @@ import pkgutil
 import select
 import socket
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
 from dvc.exceptions import DvcException
@@ -46,6 +44,7 @@ from pipeline.project.params_edit import set_params
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
 from stages.contracts.printing import print_error
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
+from stages.system.processes import end_process
 
 PRELOADED = (
     "dulwich.gc",
@@ -98,7 +97,9 @@ def main(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     request = _Server(control, Path(arguments[1])).serve()
     if request is not None:
-        _exit(_run(request, server=pid))
+        code = _run(request, server=pid)
+        end_process(code)
+        sys.exit(code)
 
 
 def _preload() -> None:
@@ -121,15 +122,6 @@ def _run(request: PointRequest, server: int) -> int:
     except BaseException as error:  # noqa: BLE001  what is not reported is raised again
         return report_error(error)
     return 0
-
-
-def _exit(code: int) -> NoReturn:
-    """Exit as the interpreter does, but without the destruction of all objects, which takes 0.2 seconds."""
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  waits for the threads
-    atexit._run_exitfuncs()  # noqa: SLF001
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 class _Server:

@@ -3,6 +3,7 @@
 Worker processes and threads, which help the main thread, block or ignore the signals that it handles.
 """
 
+import atexit
 import functools
 import json
 import os
@@ -174,6 +175,25 @@ def _start_ticks(pid: int) -> str:
 RESET = (SIGTERM, SIGHUP)
 """Signals whose handlers a worker must not inherit from its parent, since they print or save."""
 PARENT_POLL_SECONDS = 1.0
+
+
+def end_process(code: int) -> None:
+    """Exit with *code* as the interpreter does, but without the destruction of all objects.
+
+    That takes 0.7 seconds of processor time after an import of torch. The function returns, so that the
+    caller exits as usual, if standard output is closed, or if a debugger, a profiler or a preloaded library,
+    which may write at the exit, observes the process.
+    """
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12
+    is_observed = monitoring and any(map(monitoring.get_tool, range(6)))
+    if is_observed or sys.gettrace() or sys.getprofile() or "LD_PRELOAD" in os.environ:
+        return
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  waits for the threads
+    atexit._run_exitfuncs()  # noqa: SLF001
+    with suppress(AttributeError, OSError, ValueError):  # no stream, a closed pipe, a closed stream
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @contextmanager
