@@ -25,22 +25,14 @@ def run(tmp_path):
     for name in ("long", "new", "short"):
         (tmp_path / f"test_{name}.py").write_text(FILE)
     (tmp_path / "durations.json").write_text('{"test_short.py": 1, "test_long.py": 9, "removed.py": 3}')
-    environment = os.environ | {"PYTHONPATH": str(file_order.ROOT / "tests/shared")}
+    environment = os.environ | {
+        "PYTHONPATH": str(file_order.ROOT / "tests/shared"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # each process would import the plugins of all packages
+    }
 
     def run_pytest(*options):
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-v",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:hydra_pytest",
-            "--rootdir",
-            ".",
-            *options,
-        ]
+        plugins = ["-p", "xdist.plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-v", *plugins, "--rootdir", ".", *options]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
