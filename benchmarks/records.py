@@ -1,6 +1,7 @@
 """What a record costs: the recorders against torch.save and torch.load on the same disk.
 
     python benchmarks/records.py [--rounds 5] [--megabytes 300] [--directory /dev/shm]
+    python benchmarks/records.py --mnist ../shared/mnist [--rounds 5] [--directory /dev/shm]
 
 The state is weights and Adam's moments in float32, random. Everybody writes through the same "whole or not at
 all", so a sync of the file and its directory is in every time; in a directory in memory it costs nothing. The
@@ -8,6 +9,9 @@ contestants run in turn, one torch thread; a ratio is that of one round to torch
 are the best and the median over the rounds. gzip level 6 is Python's own, on a twentieth of the
 state, times twenty. Memory is what a process of its own takes at most beyond what it had before, in MB while
 saving and as multiples of the state while loading.
+
+With --mnist, a checkpoint of the CNN of Burn's guide, after 200 steps with Adam on the MNIST in that folder,
+in each recorder: processor time of all threads, interleaved, and the size of its four files.
 """
 
 import argparse
@@ -26,19 +30,34 @@ from typing import Any
 
 import torch
 
+from stages import data
+from stages.data.sources import idx
+from stages.learner import LearnerBuilder
+from stages.models import Cnn
+from stages.optim import Adam
 from stages.records import (
+    BurnpackRecorder,
     NamedMpkBytesRecorder,
     NamedMpkFileRecorder,
     NamedMpkGzFileRecorder,
     Recorder,
     SafetensorsRecorder,
 )
+from stages.renderers import NoRenderer
+from stages.runs import Checkpoint, FileCheckpointer
 from stages.system.files import open_atomic
 
 State = dict[str, Any]
 PARAMETERS = 20
 SCALE = 20
 MB = 1e6
+STEPS = 200
+CHECKPOINTS = {
+    ".mpk.gz (default)": NamedMpkGzFileRecorder(),
+    ".mpk.gz, stored": NamedMpkGzFileRecorder(compression=0),
+    ".mpk": NamedMpkFileRecorder(),
+    ".bpk": BurnpackRecorder(),
+}
 
 
 @dataclass(frozen=True)
@@ -193,14 +212,58 @@ def report(times: dict[str, list[tuple[float, float]]], state: State, directory:
     print(f"1, 2 and 3 threads: {'the same bytes' if len(digests) == 1 else 'DIFFERENT BYTES'}")
 
 
+def train_guide(mnist: str, directory: Path) -> tuple[Checkpoint, State]:
+    """Return a checkpoint of the CNN of Burn's guide, and what `torch.save` gets of it."""
+    splits = data.prepare(idx(mnist))
+    loader = data.DataLoaderBuilder(data.NormalizeBatcher(0.1307 * 255, 0.3081 * 255)).batch_size(64)
+    batches = [batch for batch, _ in zip(loader.shuffle(42).build(splits.train), range(STEPS), strict=False)]
+    torch.manual_seed(42)
+    model = Cnn((1, 28, 28), 10)
+    learner = LearnerBuilder(directory).devices(["cpu"]).renderer(NoRenderer()).build(model, Adam(), 1e-3)
+    learner.fit(batches, batches[:1])
+    trained = learner.components.state.model
+    return trained.checkpoint({}), {
+        "model": model.state_dict(),
+        "optimizer": trained.optimizer.state_dict(),
+    }
+
+
+def report_guide(mnist: str, rounds: int, directory: Path) -> None:
+    """Print the processor time and the size of a checkpoint for each recorder, after one round without."""
+    checkpoint, state = train_guide(mnist, directory / "run")
+    saves: dict[str, Callable[[Path], object]] = {
+        "torch.save": lambda folder: torch_save(state, folder / "state")
+    }
+    for name, recorder in CHECKPOINTS.items():
+        saves[name] = lambda folder, recorder=recorder: FileCheckpointer(folder, recorder).save(1, checkpoint)
+    times: dict[str, list[float]] = {name: [] for name in saves}
+    for _ in range(rounds + 1):
+        for name, save in saves.items():
+            (folder := directory / name).mkdir(exist_ok=True)
+            begin = time.process_time()
+            save(folder)
+            times[name].append(time.process_time() - begin)
+    sizes = {name: sum(file.stat().st_size for file in (directory / name).iterdir()) for name in saves}
+    print(f"{'a checkpoint':20}{'best ms':>10}{'median ms':>12}{'MB':>8}{'size %':>8}")
+    for name, (_, *rest) in times.items():
+        best, median = (1e3 * value for value in (min(rest), statistics.median(rest)))
+        share = 100 * sizes[name] / sizes["torch.save"]
+        print(f"{name:20}{best:10.1f}{median:12.1f}{sizes[name] / MB:8.2f}{share:8.1f}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--directory", type=Path, help="where the files go for a while")
+    parser.add_argument("--mnist", help="folder of MNIST: measure a checkpoint of the CNN of Burn's guide")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.mnist:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            report_guide(options.mnist, options.rounds, Path(directory))
+        return
     state = state_of(options.megabytes)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         report(measured(state, options.rounds, Path(directory)), state, Path(directory))

@@ -25,9 +25,11 @@ class Config(BaseModel):
         """Create an instance. Raises `ParamsError` for *values* without names, which Burn's users write."""
         if values:
             names = [name for name in cls.model_fields if name != "kind"]
+            required = [name for name in names if cls.model_fields[name].is_required()]
+            first = names[0] if isinstance(values[0], int | float) else [*required, *names][0]
             raise ParamsError(
                 f"{cls.__name__} takes its options by name, and found {values}. Write, for example, "
-                f"{cls.__name__}({names[0]}={values[0]!r}, …) with names of {', '.join(names)}"
+                f"{cls.__name__}({first}={values[0]!r}, …) with names of {', '.join(names)}"
             )
         return super().__new__(cls)
 

@@ -54,6 +54,15 @@ def param_ids(node: Tree) -> dict[str, str]:
     return {path: leaf for (path, _, key), leaf in leaves if key == "id" and isinstance(leaf, str)}
 
 
+def has_derived_ids(node: Tree) -> bool | None:
+    """Return whether the ids of *node*, the record of a model, are derived from its paths, as ours are.
+
+    Burn's are random. None if it has no ids.
+    """
+    ids = param_ids(node)
+    return all(key == derive_param_id(name) for name, key in ids.items()) if ids else None
+
+
 def extend_path(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:
     """Return *path* extended by *key*. Raises `RecordError` if it is too deep or *key* is not text."""
     if len(path) >= MAX_DEPTH:

@@ -20,7 +20,7 @@ from stages.records import data_section
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
 from stages.records.number_arrays import NumberArray
-from stages.records.record_tree import ITEM_SIZES, RawTensor, Some, Tree, Variant
+from stages.records.record_tree import ITEM_SIZES, RawTensor, Tree
 
 _VALUE_MEMORY, _ENTRY_MEMORY = 58, 120
 """Bytes of memory of a small value, and of a map's entry in addition to its value."""
@@ -235,7 +235,7 @@ _array_header = cast(Callable[[int], bytes], _packer.pack_array_header)
 
 
 def encode(node: Tree, path: str = "") -> Iterator[bytes | memoryview]:
-    """Yield the bytes of *node* in pieces; those of a tensor are views of its memory.
+    """Yield the bytes of *node*, without type hints, in pieces; those of a tensor are views of its memory.
 
     *path* is the dotted path of *node* in its tree. Raises `RecordError` with the path of a value that cannot
     be written.
@@ -250,10 +250,6 @@ def _encode(node: Tree, path: str, depth: int) -> Iterator[bytes | memoryview]:
         )
     if isinstance(node, RawTensor):
         yield from _encode_tensor(node, path)
-    elif isinstance(node, Some):
-        yield from _encode(node.value, path, depth)
-    elif isinstance(node, Variant):
-        yield from _encode_map({node.name: node.value}, path, depth)
     elif isinstance(node, dict):
         yield from _encode_map(node, path, depth)
     elif isinstance(node, list | tuple):

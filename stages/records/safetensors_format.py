@@ -171,12 +171,10 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     """
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_INDEX + 1)
-        content = json.loads(text) if len(text) <= MAX_INDEX else None
+            text = file.read(MAX_INDEX)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not valid JSON: {error!s:.200}") from error
+    content = _parse_json(text, str(path), MAX_VALUES)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise RecordError(f"{path} must have a weight_map from the names of tensors to the names of files")

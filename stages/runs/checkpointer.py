@@ -21,7 +21,7 @@ from stages.records import (
     to_021,
     to_plain,
 )
-from stages.records.dotted_names import derive_param_id, param_ids
+from stages.records.dotted_names import has_derived_ids
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
 from stages.runs.file_names import (
     BURN_PARTS,
@@ -76,17 +76,13 @@ class FileCheckpointer:
         return [epoch for epoch in list_unmarked_epochs(self.directory) if self._has_our_ids(epoch) is False]
 
     def _has_our_ids(self, epoch: int) -> bool | None:
-        """Return whether the ids in the model of *epoch* follow from the paths; None if it has none.
-
-        Burn's are random. None also if it cannot be read.
-        """
+        """Return whether this project wrote the model of *epoch*; None if it has no ids or cannot be read."""
         try:
             [path] = files_of(self.directory, epoch, part=BURN_PARTS[0])
             record = formats.read(path, keep_data=False)
         except (RecordError, ValueError):
             return None
-        ids = param_ids(record.item)
-        return all(key == derive_param_id(name) for name, key in ids.items()) if ids else None
+        return has_derived_ids(record.item)
 
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Write *checkpoint* as that of *epoch*.

@@ -1,5 +1,6 @@
 """The builder of Burn 0.20 and later, its checkpointers, and the definitions that loggers receive."""
 
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from stages.contracts.history import Direction, Split
 from stages.learner import Learner, SupervisedTraining
 from stages.loggers import InMemoryMetricLogger
 from stages.metrics import AccuracyMetric, AurocMetric, LossMetric
-from stages.optim import Adam, Linear
+from stages.optim import Adam, ClipByNorm, Composed, Linear, Sequential
 from stages.records import DefaultRecorder
 from stages.renderers import NoRenderer
 
@@ -116,6 +117,15 @@ def test_loggers_receive_the_definition_of_each_metric_once(tiny, tmp_path):
     assert (accuracy.unit, accuracy.better, accuracy.description) == ("%", Direction.HIGHEST, None)
 
 
-def test_options_without_names_are_refused_with_the_right_call():
-    with pytest.raises(ParamsError, match=r"Write, for example, Linear\(initial=0\.01, …\) .* num_iters$"):
-        Linear(0.01, 0.001, 60)
+@pytest.mark.parametrize(
+    ("kind", "values", "call"),
+    [
+        (Linear, (0.01, 0.001, 60), "Linear(initial=0.01, …)"),
+        (Sequential, ([], [1]), "Sequential(schedulers=[], …)"),
+        (Composed, ([],), "Composed(schedulers=[], …)"),
+        (ClipByNorm, (1.0,), "ClipByNorm(max_norm=1.0, …)"),
+    ],
+)
+def test_options_without_names_are_refused_with_the_right_call(kind, values, call):
+    with pytest.raises(ParamsError, match=rf"Write, for example, {re.escape(call)} with names of "):
+        kind(*values)

@@ -142,6 +142,54 @@ def test_state_of_an_optimizer_has_the_names_and_kinds_of_022(config, layout, tm
     assert load_burn_optimizer(resumed, model, read_item(path), record_of(model)) == []
 
 
+def train_adafactor(model):
+    optimizer = torch.optim.Adafactor(model.parameters())
+    for scale in (1.0, 0.5):
+        for parameter in model.parameters():
+            parameter.grad = torch.linspace(-1, scale, parameter.numel()).reshape(parameter.shape)
+        optimizer.step()
+    return optimizer
+
+
+def test_factors_of_adafactor_swap_for_a_transposed_weight(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Conv2d(2, 3, 2, bias=False))
+    optimizer = train_adafactor(model)
+
+    path = BurnpackRecorder().record(optimizer_record(optimizer, model), tmp_path / "optim")
+
+    factors = {"second_moment": ("0.weight", [3, 1]), "column_second_moment": ("0.weight", [1, 2])}
+    expected = {f"{owner}.{name}": f"F32 {shape}" for name, (owner, shape) in factors.items()}
+    expected |= {"0.bias.second_moment": BIAS}
+    expected |= {
+        "1.weight.second_moment": "F32 [3, 2, 2, 1]",
+        "1.weight.column_second_moment": "F32 [3, 2, 1, 2]",
+    }
+    expected |= {
+        f"{owner}.{name}": "UInt"
+        for owner in ("0.weight", "0.bias", "1.weight")
+        for name in ("__rank", "time")
+    }
+    assert layout_of(path) == expected
+    resumed = torch.optim.Adafactor(model.parameters())
+    assert load_burn_optimizer(resumed, model, read_item(path), record_of(model)) == []
+    torch.testing.assert_close(resumed.state_dict()["state"], optimizer.state_dict()["state"], rtol=0, atol=0)
+
+
+def test_adafactor_of_joined_matrices_lacks_their_factors(tmp_path):
+    model = torch.nn.MultiheadAttention(4, 2)
+    optimizer = train_adafactor(model)
+
+    path = BurnpackRecorder().record(optimizer_record(optimizer, model), tmp_path / "optim")
+
+    resumed = torch.optim.Adafactor(model.parameters())
+    parts = ["query.weight", "key.weight", "value.weight"]
+    assert not {*parts} & {*formats.read(path).extra.values()}
+    assert load_burn_optimizer(resumed, model, read_item(path), record_of(model)) == parts
+    for name in ("in_proj_bias", "out_proj.weight"):
+        parameter = model.get_parameter(name)
+        torch.testing.assert_close(resumed.state[parameter], optimizer.state[parameter], rtol=0, atol=0)
+
+
 def test_ids_of_an_optimizer_are_those_of_the_model(tmp_path):
     model = Net()
     item = optimizer_record(train(Adam(), model), model)

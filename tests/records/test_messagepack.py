@@ -18,7 +18,7 @@ from long_tests import examples, long
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import ByteReader, Skipped
 from stages.records.messagepack_format import decode, encode
-from stages.records.record_tree import RawTensor, Signed, Some, Variant
+from stages.records.record_tree import RawTensor
 
 BURN = Path(__file__).parents[3] / "shared/burn"
 
@@ -105,12 +105,6 @@ def test_list_that_mixes_numbers_and_text_is_a_list():
     numbers = [*range(70_000), "text", None, 0.5, b"data", {"a": [1]}, 2**64 - 1, -1]
 
     assert plain(unpacked(packed(numbers))) == numbers
-
-
-def test_type_hints_are_stripped():
-    tree = {"a": Some(3), "b": Variant("Linear", 1, Signed(-4)), "c": (1, Some(None))}
-
-    assert msgpack.unpackb(packed(tree)) == {"a": 3, "b": {"Linear": -4}, "c": [1, None]}
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (7,), (2, 3)])

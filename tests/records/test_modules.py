@@ -566,9 +566,40 @@ def test_column_layout_of_burns_linear_is_shown_and_read(size, tmp_path):
     assert list(read_item(path)[0]["weight"]["param"].shape) == [size, 4]
     load_into(again, read_item(path))
     assert torch.equal(again[0].weight, module[0].weight)
-    if size != 4:  # nothing in the file of a square one states its axes
+    if size != 4:
         with pytest.raises(RecordError, match=r"expected F32 \[4, 3\]: for LinearLayout::Col, name 'weight'"):
             load_into(nn.Sequential(nn.Linear(4, size)), read_item(path), layout="burn")
+
+
+def with_ids_of_burn(node):
+    """Return *node* with other ids, as Burn's random ones are."""
+    if isinstance(node, dict):
+        return {
+            key: "0000000000001" if key == "id" else with_ids_of_burn(value) for key, value in node.items()
+        }
+    return [with_ids_of_burn(value) for value in node] if isinstance(node, list) else node
+
+
+@pytest.mark.parametrize(
+    ("module", "is_of_burn", "name"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), True, "0.weight"),
+        (nn.Linear(4, 4), True, "weight"),
+        (nn.Linear(4, 4), False, None),
+        (nn.Linear(4, 3), True, None),
+        (ColumnLinear(4, 4), True, None),
+        (nn.MultiheadAttention(4, 2), True, None),
+    ],
+)
+def test_square_linear_of_burn_is_read_with_a_warning(module, is_of_burn, name, caplog):
+    record = strip_type_hints(record_of(module))
+
+    load_into(module, with_ids_of_burn(record) if is_of_burn else record, source="model.bpk", layout="burn")
+
+    expected = f"model.bpk does not state the axes of {name}, read as Burn's default, [in, out]. If"
+    assert [record.getMessage()[: len(expected)] for record in caplog.records] == [expected] * (
+        name is not None
+    )
 
 
 @pytest.mark.parametrize(

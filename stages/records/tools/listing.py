@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contracts.text import number
+from stages.records.dotted_names import is_parameter
 from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
 
 MAX_VALUES = 8
@@ -64,8 +65,8 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     node = unwrap(node)
     if isinstance(node, RawTensor):
         return Entry(name, path, tensor=node)
-    if isinstance(node, dict) and node.keys() == {"id", "param"} and isinstance(node["param"], RawTensor):
-        return Entry(name, path, tensor=node["param"], id=str(node["id"]))
+    if is_parameter(node):
+        return Entry(name, path, tensor=node["param"], id=node["id"])
     is_list = isinstance(node, list | tuple) and bool(node)
     if is_list and all(isinstance(value, bool | int | float | str) for value in node):
         return Entry(name, path, value=list(node))

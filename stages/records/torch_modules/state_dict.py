@@ -3,6 +3,7 @@
 Every name that does not fit is reported.
 """
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from stages.contracts.errors import RecordError
 from stages.contracts.text import join_names
-from stages.records.dotted_names import flatten, unflatten
+from stages.records.dotted_names import flatten, has_derived_ids, unflatten
 from stages.records.record_tree import (
     FLOATS,
     Layout,
@@ -28,6 +30,8 @@ from stages.records.record_tree import (
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
+
+log = logging.getLogger(__name__)
 
 MAX_LISTED_SELECTED = 3
 
@@ -162,6 +166,7 @@ def load_into(
     current = module.state_dict()
     tree = skeleton_of(module)
     layout = layout or ("torch" if isinstance(item, OfTorch) else None)
+    is_ours = has_derived_ids(item)
     item, skipped = _select(to_raw_tree(item), selection, source)
     layout = layout or _layout(item, tree, current, source)
     read = _read(item, tree, source, current) if layout == "burn" else _read_names(item, tree, current)
@@ -169,10 +174,31 @@ def load_into(
     read.skipped = skipped
     if strict and not read.fits:
         raise RecordError(_complaint(read, module, source))
+    if layout == "burn" and not is_ours:
+        _warn_of_square_layers(module, read, tree, source)
     target = copy(current)  # with the versions of torch's own modules, an attribute
     target.update(read.state)
     module.load_state_dict(target)
     return read
+
+
+def _warn_of_square_layers(module: nn.Module, read: LoadResult, tree: Tree, source: str) -> None:
+    """Warn of the Linear layers whose axes Burn's record does not state; attention has one layout in Burn."""
+
+    def is_square(slot: Slot) -> bool:
+        layer = module.get_submodule(slot.name.rpartition(".")[0])
+        if not isinstance(layer, nn.Linear) or isinstance(layer, NonDynamicallyQuantizableLinear):
+            return False
+        return layer.in_features == layer.out_features > 1
+
+    turned = (slot.name for _, slot in slots(tree) if slot.transposed and is_square(slot))
+    if names := sorted({*turned} & read.state.keys()):
+        log.warning(
+            "%s does not state the axes of %s, read as Burn's default, [in, out]. If the layer has "
+            "LinearLayout::Col, define burn_record with 'weight' instead of 'weight.T'",
+            source,
+            join_names(names, MAX_LISTED_NAMES),
+        )
 
 
 def _select(item: Tree, selection: Selection, source: str) -> tuple[Tree, list[str]]:

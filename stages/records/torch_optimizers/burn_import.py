@@ -13,6 +13,7 @@ from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_optimizers.burn_state import (
+    ADAFACTOR,
     BUFFER,
     MUON,
     RMS_PROP,
@@ -21,6 +22,7 @@ from stages.records.torch_optimizers.burn_state import (
     VELOCITY,
     assign,
     form_of_group,
+    has_joint_moments,
     keys,
     members,
     new_step,
@@ -79,7 +81,8 @@ def load_burn_optimizer(
             states.append({})
             continue
         own_slots = places.get(id(parameter), ())
-        nodes = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
+        readable = {} if has_joint_moments(form, parameter, own_slots) else entries
+        nodes = [(slot, readable.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
         if not nodes or any(node is None for _, node in nodes):
             without += [paths[slot.id] for slot, node in nodes if node is None]
             states.append(dict(optimizer.state.get(parameter, {})))
@@ -89,7 +92,8 @@ def load_burn_optimizer(
         saved = read_state(form, nodes, parameter, source)
         if VELOCITY in saved:
             saved = {BUFFER: saved[VELOCITY].mul_(1 - group["momentum"])}
-        saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
+        wanted = saved if form is ADAFACTOR else new
+        saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in wanted}
         states.append({**new, **saved})
     if without and not read:
         raise RecordError(f"{source} lacks the state of all {len(without)} parameters of the model")
@@ -101,6 +105,8 @@ def _initial_state(form: Tree, group: Mapping[str, Any], parameter: Tensor) -> d
     """Return the state that an optimizer with *form* creates for *parameter* at its first step."""
     if form is SGD:
         return {BUFFER: None} if group["momentum"] else {}
+    if form is ADAFACTOR:
+        return {STEP: new_step(0, group, parameter)}
     optional = {
         "max_exp_avg_sq": group.get("amsgrad"),
         "grad_avg": group.get("centered"),

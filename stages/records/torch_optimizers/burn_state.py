@@ -11,7 +11,7 @@ bit for bit, so the supplement holds the complete state.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,9 @@ RMS_PROP = {
     "momentum": Some({"buf": "momentum_buffer"}),
 }
 MUON = {"momentum": {"velocity": VELOCITY}}
+ROWS, COLUMNS, VARIANCE = "row_var", "col_var", "variance"
+ADAFACTOR = {"time": STEP, "second_moment": ROWS, "column_second_moment": Some(COLUMNS)}
+"""Means of squared gradients over each of the last two axes; a vector has a `VARIANCE` in place of `ROWS`."""
 ADA_GRAD = {"lr_decay": {"time": STEP, "sum": "sum"}}
 FORMS: tuple[tuple[type[torch.optim.Optimizer], Tree], ...] = (
     (torch.optim.Adam, ADAM),
@@ -54,6 +57,7 @@ FORMS: tuple[tuple[type[torch.optim.Optimizer], Tree], ...] = (
     (torch.optim.SGD, SGD),
     (torch.optim.RMSprop, RMS_PROP),
     (torch.optim.Adagrad, ADA_GRAD),
+    (torch.optim.Adafactor, ADAFACTOR),
 )
 EXACT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 """Dtypes that a record in full precision restores bit for bit."""
@@ -112,7 +116,10 @@ def record_state(
     *member* is the parameter after the options of its group. None if Burn needs more than *state* has.
     """
     group, parameter = member
-    entries = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
+    if form is ADAFACTOR:
+        entries = _moments(state, slot)
+    else:
+        entries = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
     shape = tuple(view_slot(slot, parameter).shape)
 
     def leaf(key: str) -> Tree:
@@ -167,12 +174,43 @@ def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, so
         for key, value in _read(form, _state(node, slot, source), source).items():
             if key == STEP:
                 loaded[STEP] = value
+            elif form is ADAFACTOR and parameter.dim() > 1:
+                loaded |= _read_moment(key, value, slot, parameter, source)
             else:
-                entries.setdefault(key, []).append((slot, _check_shape(value, slot, parameter, source)))
+                name = VARIANCE if form is ADAFACTOR else key
+                entries.setdefault(name, []).append((slot, _check_shape(value, slot, parameter, source)))
     for key, parts in entries.items():
         if len(parts) == len(nodes):
             loaded[key] = torch.empty_like(parameter).copy_(join_slots(parts))
     return loaded
+
+
+def has_joint_moments(form: Tree, parameter: Tensor, slots_of_parameter: Iterable[Slot]) -> bool:
+    """Return whether Burn has the moments of parts of a matrix, from which those of all do not follow."""
+    return (
+        form is ADAFACTOR
+        and parameter.dim() > 1
+        and any(slot.start is not None for slot in slots_of_parameter)
+    )
+
+
+def _moments(state: Mapping[str, Any], slot: Slot) -> dict[str, Tensor]:
+    """Return the entries of a *state* of Adafactor by the names in its form; none for a part of a matrix."""
+    if VARIANCE in state:
+        return {ROWS: state[VARIANCE]}
+    if ROWS not in state or slot.start is not None:
+        return {}
+    names = (COLUMNS, ROWS) if slot.transposed else (ROWS, COLUMNS)
+    return dict(zip(names, (state[ROWS], state[COLUMNS]), strict=True))
+
+
+def _read_moment(key: str, raw: RawTensor, slot: Slot, parameter: Tensor, source: str) -> dict[str, Tensor]:
+    """Return PyTorch's entry for a matrix from *raw*, the value of *key* in the form of Adafactor."""
+    name = {ROWS: COLUMNS, COLUMNS: ROWS}[key] if slot.transposed else key
+    shape = list(parameter.shape)
+    shape[-1 if name == ROWS else -2] = 1
+    _check_shape(raw, slot, torch.empty(shape, device="meta"), source)
+    return {name: join_slots([(slot, raw)]).to(parameter.dtype)}
 
 
 def keys(form: Tree) -> set[str]:

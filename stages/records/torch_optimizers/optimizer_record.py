@@ -126,7 +126,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
     """
     _check(optimizer, rest)
     form = form_of(optimizer)
-    if form is None:
+    if form is None or "state_dict" in rest:  # as of an Adafactor, before it had a record
         _load_state_dict(optimizer, rest["state_dict"])
         return
     places, entries = slots_by_parameter(module, None), to_raw_tree(item) or {}
