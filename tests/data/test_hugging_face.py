@@ -55,6 +55,18 @@ def test_texts_have_the_ids_of_the_source_text(tmp_path):
     assert arrays.targets.tolist() == [1, 0, 1]
 
 
+def test_columns_of_texts_share_a_vocabulary():
+    path = save({"question": TEXTS, "answer": ["g", "a h", "g g g"], "label": [0, 1, 0]})
+
+    arrays = huggingface(path, inputs=["question", "answer"], tokenizer="words", max_length=2)
+
+    vocabulary = arrays.facts["tokenizer"]["model"]["vocab"]
+    assert len(vocabulary) == arrays.facts["vocabulary_size"] == 2 + len("abcdefgh")
+    assert arrays.inputs["question"][0].tolist() == [vocabulary["a"], vocabulary["b"]]
+    assert arrays.inputs["answer"][1].tolist() == [vocabulary["a"], vocabulary["h"]]
+    assert arrays.facts["truncated"] == 2
+
+
 def test_splits_are_those_of_the_dataset(tmp_path):
     made = {
         name: datasets.Dataset.from_dict({"x": np.full((count, 2), 0.5), "y": np.arange(count) % 2})

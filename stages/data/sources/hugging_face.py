@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,15 +31,6 @@ class ImageOptions:
 
     size: tuple[int, int] | None
     mode: Literal["rgb", "gray", "mask"]
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """The tokens of the texts of a column, as of the source ``text``."""
-
-    tokenizer: str
-    vocabulary_size: int
-    max_length: int
 
 
 def huggingface(
@@ -72,19 +64,20 @@ def huggingface(
     first = next(iter(parts.values()))
     _check_columns(path, list(first.features), inputs=inputs, targets=targets)
     images = ImageOptions(None if size is None else (size[0], size[1]), mode)
-    texts = TextOptions(tokenizer, vocabulary_size, max_length)
-    facts: dict[str, Any] = {}
-    arrays, classes, class_names = {}, {}, {}
-    kinds: dict[str, LeafKind] = {}
-    for name in list_names(inputs):
-        reader = _Column(package, path, name, list(parts.values()))
-        arrays[name], column_facts = reader.read_inputs(images, texts)
-        facts |= column_facts
-        if reader.kind in TEXT and not isinstance(inputs, str):
-            kinds[f"inputs.{name}"] = "tokens"
+    columns = {
+        name: _Column(package, path, name, list(parts.values()))
+        for name in (*list_names(inputs), *list_names(targets))
+    }
+    texts = {name: columns[name].read_texts() for name in list_names(inputs) if columns[name].kind in TEXT}
+    ids, facts = _encode_columns(texts, tokenizer, vocabulary_size, max_length, path)
+    arrays = {
+        name: ids[name] if name in ids else columns[name].read_inputs(images) for name in list_names(inputs)
+    }
+    names = () if isinstance(inputs, str) else ids
+    kinds: dict[str, LeafKind] = {f"inputs.{name}": "tokens" for name in names}
+    classes, class_names = {}, {}
     for name in list_names(targets):
-        reader = _Column(package, path, name, list(parts.values()))
-        classes[name], class_names[name] = reader.read_targets(images)
+        classes[name], class_names[name] = columns[name].read_targets(images)
     if any(class_names.values()):
         facts["class_names"] = pick(class_names, targets)
     labels = np.repeat(list(parts), [len(rows) for rows in parts.values()]) if len(parts) > 1 else None
@@ -96,6 +89,19 @@ def huggingface(
         splits=labels,
         kinds=kinds,
     )
+
+
+def _encode_columns(
+    texts: Mapping[str, Sequence[str]], tokenizer: str, vocabulary_size: int, max_length: int, path: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the ids of the columns *texts*, which share a vocabulary, and the facts about it."""
+    if not texts:
+        return {}, {}
+    encoder = build_encoder(tokenizer, [*chain.from_iterable(texts.values())], vocabulary_size)
+    encoded = {name: encode_texts(encoder, column, max_length, path) for name, column in texts.items()}
+    truncated = sum(count for _, count in encoded.values())
+    facts = {"tokenizer": encoder.description, "vocabulary_size": encoder.size, "truncated": truncated}
+    return {name: ids for name, (ids, _) in encoded.items()}, facts
 
 
 def _check_columns(path: str, present: Sequence[str], **names: str | Sequence[str]) -> None:
@@ -170,17 +176,12 @@ class _Column:
         """The column in error messages."""
         return f"{self.path}: the column {self.name!r}"
 
-    def read_inputs(self, images: ImageOptions, texts: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the values by their type, and the facts of texts."""
-        if self.kind == IMAGE:
-            return self.read_images(images)
-        return self.read_texts(texts) if self.kind in TEXT else (self.read_numbers(), {})
+    def read_inputs(self, images: ImageOptions) -> np.ndarray:
+        """Return the values, which are images or numbers."""
+        return self.read_images(images) if self.kind == IMAGE else self.read_numbers()
 
-    def read_images(self, options: ImageOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the decoded images, and no facts.
-
-        Raises `DataError` if one is corrupt or of another size.
-        """
+    def read_images(self, options: ImageOptions) -> np.ndarray:
+        """Return the decoded images. Raises `DataError` if one is corrupt or of another size."""
         form = ImageFormat(
             root=self.path, mode=options.mode, size=options.size or (1, 1), resize=options.size is not None
         )
@@ -194,15 +195,11 @@ class _Column:
                 form = form.model_copy(update={"size": ImageDecoder(form).size_of(name, content)})
                 pixels = np.empty((count, *form.shape), np.uint8)
             put(pixels[number], ImageDecoder(form).decode(name, content))
-        return pixels, {}
+        return pixels
 
-    def read_texts(self, options: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the ids of the tokens, and the facts of the source ``text``."""
-        texts = [str(value) for value in self._values(self.splits)]
-        encoder = build_encoder(options.tokenizer, texts, options.vocabulary_size)
-        ids, truncated = encode_texts(encoder, texts, options.max_length, self.path)
-        size = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
-        return ids, size | {"truncated": truncated}
+    def read_texts(self) -> list[str]:
+        """Return the texts."""
+        return [str(value) for value in self._values(self.splits)]
 
     def read_numbers(self) -> np.ndarray:
         """Return an array with a row for each sample. Raises `DataError` if their shapes differ."""
@@ -221,7 +218,7 @@ class _Column:
         """Return the classes, the numbers or the masks, and the names of the classes if there are any."""
         feature = self.splits[0].features[self.name]
         if self.kind == IMAGE:
-            return self.read_images(replace(images, mode="mask"))[0], None
+            return self.read_images(replace(images, mode="mask")), None
         if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()
