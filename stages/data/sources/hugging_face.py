@@ -15,7 +15,7 @@ from stages.data.sources.image_folder import build_boxes
 from stages.data.sources.labels import SPLIT_FOLDERS
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
-from stages.data.trees import LeafKind, Ragged, list_names, pick
+from stages.data.trees import LeafKind, Ragged, Tree, list_names, pick
 
 IMAGE, LABEL = "Image", "ClassLabel"
 TEXT = ("string", "large_string", "string_view")
@@ -82,7 +82,8 @@ def huggingface(
     names = () if isinstance(inputs, str) else ids
     kinds: dict[str, LeafKind] = {f"inputs.{name}": "tokens" for name in names}
     pictures = next((columns[name] for name in list_names(inputs) if columns[name].kind == IMAGE), None)
-    classes, class_names = {}, {}
+    classes: dict[str, Tree] = {}
+    class_names: dict[str, tuple[str, ...] | None] = {}
     for name in answers:
         if columns[name].objects is None:
             classes[name], class_names[name] = columns[name].read_targets(images)
