@@ -1,4 +1,4 @@
-"""Runs of the stages on masks, without targets, and with several inputs and targets."""
+"""Runs of the stages on masks, boxes, without targets, and with several inputs and targets."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from long_tests import cases
+from long_tests import cases, covering_cases
 from PIL import Image
 from stage_runs import load, read_outputs, train
 from torch import nn
@@ -161,24 +161,6 @@ RUNS = {
 }
 
 
-INTERRUPTED = {f"{steps}-{name}": (steps, *RUNS[name]) for steps in (2, 5) for name in RUNS}
-"""Runs that are interrupted in the first epoch, and in the second."""
-
-
-@pytest.mark.parametrize(
-    ("steps", "names", "model", "params"),
-    cases(INTERRUPTED, ["5-masks", "2-no targets", "5-two views", "2-several"]),
-)
-def test_interrupted_run_equals_an_uninterrupted_one(steps, names, model, params, archive, tmp_path):
-    for name in ("whole", "resumed"):
-        load(tmp_path / name, of(archive, *names))
-
-    whole = train(tmp_path / "whole", model, **params)
-    resumed = train(tmp_path / "resumed", model, stop_after=steps, num_workers=2, **params)
-
-    assert read_outputs(resumed) == read_outputs(whole)
-
-
 def write_boxes(folder, images, masks):
     """Write the images with the box around each square, and none around the fifth."""
     source = write_images(folder, images, masks)
@@ -191,19 +173,6 @@ def write_boxes(folder, images, masks):
     content = {"images": files, "annotations": annotations, "categories": [{"id": 1, "name": "square"}]}
     (folder / "boxes.json").write_text(json.dumps(content))
     return {"kind": "image_folder", "path": source["path"], "boxes": str(folder / "boxes.json")}
-
-
-def test_interrupted_run_on_boxes_equals_an_uninterrupted_one(tmp_path):
-    source = write_boxes(tmp_path, *draw_squares())
-    params = {"metrics": ["loss", "map"], "augment": SEGMENTATION["augment"]}
-    for name in ("whole", "resumed"):
-        load(tmp_path / name, source, materialize="index")
-
-    whole = train(tmp_path / "whole", {"kind": f"{__name__}:OneBox"}, num_epochs=6, **params)
-    resumed = train(tmp_path / "resumed", {"kind": f"{__name__}:OneBox"}, 7, num_epochs=6, **params)
-
-    assert read_outputs(resumed) == read_outputs(whole)
-    assert json.loads((whole / "metrics.json").read_text())["valid"].keys() == {"Loss", "mAP"}
 
 
 def write_images(folder, images, masks):
@@ -299,3 +268,83 @@ def test_class_model_without_targets_is_an_error():
 def test_views_of_one_are_in_no_key():
     assert "views" not in FitConfig().key_params()
     assert FitConfig(views=2).key_params()["views"] == 2
+
+
+class Noisy:
+    """A map-style dataset that draws a random number in each sample, as an augmentation does."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        image = np.random.default_rng(index).random((1, 8, 8)).astype(np.float32)
+        return image + 0.3 * torch.rand(()).item(), (image[0] > 0.5).astype(np.int64)
+
+
+BATCHES, EPOCHS = 3, 2
+"""Batches of an epoch: 20 samples by 8."""
+LAZY = f"{__name__}:Noisy"
+SAMPLES = {
+    **{name: (model, params) for name, (_, model, params) in RUNS.items()},
+    "boxes": ({"kind": f"{__name__}:OneBox"}, SEGMENTATION | {"metrics": ["loss", "map"]}),
+    "lazy": (UNET, {"augment": ["horizontal_flip"], "metrics": ["loss", "accuracy"]}),
+}
+SCHEDULES = {
+    "warm-up": {"kind": "linear", "final": 0.0, "per": "update", "warmup": "50 %"},
+    "one epoch": {"kind": "linear", "final": 0.0, "per": "update", "num_iters": "1 epoch"},
+}
+
+
+@pytest.fixture
+def sources(archive, tmp_path):
+    """Return the options of load-data for each of `SAMPLES`."""
+    boxes = write_boxes(tmp_path, *draw_squares())
+    return {
+        **{name: {"source": of(archive, *names)} for name, (names, _, _) in RUNS.items()},
+        "boxes": {"source": boxes, "materialize": "index"},
+        "lazy": {"source": {"kind": "dataset", "factory": LAZY, "lazy": True}},
+    }
+
+
+def list_rates(schedule, limit, window):
+    """Return the rate of each batch, of a schedule from 0.02 to 0 with a step for each update."""
+    batches = limit or BATCHES
+    updates = [epoch * -(-batches // window) + n // window for epoch in range(EPOCHS) for n in range(batches)]
+    total = updates[-1] + 1
+    warmup = round(total / 2) if schedule == "warm-up" else 0
+    decay = {"warm-up": total - warmup, "one epoch": total // EPOCHS}[schedule]
+    return [
+        0.02 * ((step + 1) / (warmup + 1) if step < warmup else max(0.0, 1 - (step - warmup) / decay))
+        for step in updates
+    ]
+
+
+def read_rates(artifacts):
+    files = [artifacts / f"train/epoch-{epoch}/Learning_Rate.log" for epoch in range(1, EPOCHS + 1)]
+    return [float(line.partition(",")[0]) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "schedule", "window", "stop_after"),
+    covering_cases(list(SAMPLES), [None, 2], list(SCHEDULES), [1, 2], [2, 5], strength=1),
+)
+def test_interrupted_run_equals_an_uninterrupted_one(
+    name, limit, schedule, window, stop_after, sources, tmp_path
+):
+    """The rates are those of a schedule that counts the updates of the run."""
+    model, params = SAMPLES[name]
+    options = params | {
+        "metrics": [*params["metrics"], "learning_rate"],
+        "limit_batches": {"train": limit},
+        "grads_accumulation": {"batches": window},
+        "schedule": SCHEDULES[schedule],
+        "allowed": [LAZY],
+    }
+    for folder in ("whole", "resumed"):
+        load(tmp_path / folder, **sources[name])
+
+    whole = train(tmp_path / "whole", model, **options)
+    resumed = train(tmp_path / "resumed", model, stop_after=stop_after, num_workers=2, **options)
+
+    assert read_outputs(resumed) == read_outputs(whole)
+    assert read_rates(whole) == pytest.approx(list_rates(schedule, limit, window), abs=1e-9)

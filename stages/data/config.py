@@ -221,8 +221,9 @@ class HuggingFace(Config):
     """The folder that ``save_to_disk`` wrote, or the name of a dataset on the hub."""
     inputs: Names
     """The column of the inputs, or several: images, texts, numbers, or lists of numbers of one shape."""
-    targets: Names = "label"
-    """The column to predict, or several: classes, numbers, or images that are masks."""
+    targets: Names | None = "label"
+    """The column to predict, or several: classes, numbers, images that are masks, or objects with a ``bbox``;
+    null for none."""
     splits: Texts | None = None
     """The splits to use, such as ``[train, validation_matched]``, which must begin with ``train``, ``val`` or
     ``dev``, and ``test``; null: all, which must be ``train``, ``validation`` and ``test``."""
@@ -234,6 +235,8 @@ class HuggingFace(Config):
     """Height and width to which images are resized; null if all have one size."""
     mode: Literal["rgb", "gray"] = "rgb"
     """``rgb`` for images of three channels, ``gray`` for one."""
+    box_format: Literal["xywh", "xyxy"] = "xywh"
+    """The numbers of a ``bbox``: left, top, width and height, or left, top, right and bottom."""
     tokenizer: Text = "bytes"
     """For texts, as that of the source ``text``."""
     vocabulary_size: Annotated[int, integer(3, 10_000_000)] = 10_000

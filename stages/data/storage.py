@@ -141,7 +141,8 @@ class DatasetInfo(Config):
     @property
     def scaling(self) -> Normalization | dict[str, Normalization | None] | None:
         """The normalization that applies: none to ids of tokens."""
-        return None if self.vocabulary_size is not None and self.leaves is None else self.normalization
+        is_one_leaf = not isinstance(self.input_shape, dict)
+        return None if self.vocabulary_size is not None and is_one_leaf else self.normalization
 
 
 def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Columns]) -> None:

@@ -107,7 +107,7 @@ class Preprocessing(nn.Module):
         info = self.info
         shape: Any = info.input_shape[name] if isinstance(info.input_shape, dict) else info.input_shape
         dtype = info.input_dtype[name] if isinstance(info.input_dtype, dict) else info.input_dtype
-        if info.tokenizer is not None and not isinstance(samples, Tensor | np.ndarray):
+        if info.tokenizer is not None and isinstance(next(iter(samples), None), str):
             samples = _encode(info.tokenizer, list(samples), shape[0])
         if isinstance(samples, list | tuple):
             samples = torch.stack([torch.as_tensor(sample) for sample in samples])

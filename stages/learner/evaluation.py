@@ -25,6 +25,7 @@ from stages.learner.batches import Loader, iterate_on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.learner import Learner
+from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter, MeteredMetric, RegisteredMetric, log_definitions
 from stages.learner.options import find_default, read_directory_history
 from stages.learner.step_errors import explain_step_errors
@@ -241,6 +242,7 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
     if loader is None or _should_stop(run):
         return []
     try:
+        set_loader_epoch(loader, run.epoch, seed)  # a run that only had to be published opened no loader
         with run.compute_settings(), run.apply_average():
             matrix = confusion_matrix(
                 run.model, loader, seed=seed, should_stop=partial(_should_stop, run), autocast=run.autocast

@@ -55,6 +55,18 @@ def test_texts_have_the_ids_of_the_source_text(tmp_path):
     assert arrays.targets.tolist() == [1, 0, 1]
 
 
+def test_columns_of_texts_share_a_vocabulary():
+    path = save({"question": TEXTS, "answer": ["g", "a h", "g g g"], "label": [0, 1, 0]})
+
+    arrays = huggingface(path, inputs=["question", "answer"], tokenizer="words", max_length=2)
+
+    vocabulary = arrays.facts["tokenizer"]["model"]["vocab"]
+    assert len(vocabulary) == arrays.facts["vocabulary_size"] == 2 + len("abcdefgh")
+    assert arrays.inputs["question"][0].tolist() == [vocabulary["a"], vocabulary["b"]]
+    assert arrays.inputs["answer"][1].tolist() == [vocabulary["a"], vocabulary["h"]]
+    assert arrays.facts["truncated"] == 2
+
+
 def test_splits_are_those_of_the_dataset(tmp_path):
     made = {
         name: datasets.Dataset.from_dict({"x": np.full((count, 2), 0.5), "y": np.arange(count) % 2})
@@ -190,3 +202,60 @@ def test_masks_and_several_columns_are_leaves():
     }
     np.testing.assert_array_equal(arrays.targets["mask"], pixels)
     assert arrays.facts["class_names"] == {"mask": None, "label": ("ant", "bee")}
+
+
+BOXES = [[[1.0, 2, 4, 6], [0, 0, 8, 10]], [], [[2, 2, 3, 4]]]
+LABELS = [[1, 0], [], [1]]
+
+
+def save_objects(form):
+    """Save three images of 10 × 8 pixels with objects, stored as a dict of lists or a list of dicts."""
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 10, 8, 3), np.uint8)
+    box = datasets.List(datasets.Value("float32"), length=4)
+    label = datasets.ClassLabel(names=["ant", "bee"])
+    if form == "lists":
+        feature = {"bbox": datasets.List(box), "category": datasets.List(label)}
+        objects = [{"bbox": rows, "category": row} for rows, row in zip(BOXES, LABELS, strict=True)]
+    else:
+        feature = datasets.List({"bbox": box, "category": label})
+        objects = [
+            [{"bbox": rows, "category": row} for rows, row in zip(*pair, strict=True)]
+            for pair in zip(BOXES, LABELS, strict=True)
+        ]
+    columns = {"image": [Image.fromarray(image) for image in pixels], "objects": objects}
+    return save(columns, datasets.Features({"image": datasets.Image(), "objects": feature}))
+
+
+@pytest.mark.parametrize("form", ["lists", "dicts"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[1, 2, 5, 8], [0, 0, 8, 10], [2, 2, 5, 6]]),
+        ({"box_format": "xyxy"}, [[1, 2, 4, 6], [0, 0, 8, 10], [2, 2, 3, 4]]),
+        ({"size": [5, 16]}, [[2, 1, 10, 4], [0, 0, 16, 5], [4, 1, 10, 3]]),
+    ],
+)
+def test_objects_are_the_boxes_of_the_images(form, options, expected):
+    arrays = huggingface(save_objects(form), inputs="image", targets="objects", **options)
+
+    boxes, labels = arrays.targets["boxes"], arrays.targets["labels"]
+    assert boxes.values.tolist() == expected
+    assert labels.values.tolist() == [1, 0, 1]
+    assert boxes.ends.tolist() == labels.ends.tolist() == [2, 2, 3]
+    info = data.prepare(data.Splits(arrays)).info.model_copy(update=arrays.facts)
+    assert (info.leaves["targets.boxes"].kind, info.class_names) == ("boxes", ("ant", "bee"))
+
+
+def test_objects_without_a_class_are_rejected():
+    path = save({"x": [1, 2], "objects": [{"bbox": [[0, 0, 1, 1]]}] * 2})
+
+    with pytest.raises(
+        DataError, match="objects with the fields bbox; one of category, label, labels must be"
+    ):
+        huggingface(path, inputs="x", targets="objects")
+
+
+def test_samples_may_have_no_targets():
+    arrays = huggingface(save({"x": [1, 2, 3]}), inputs="x", targets=None)
+
+    assert data.prepare(data.Splits(arrays)).info.task == "unsupervised"

@@ -96,10 +96,11 @@ def test_each_input_has_its_own_normalization_and_tokens_have_none():
     assert batch.inputs["ids"].dtype == torch.int64
 
 
-def test_ids_of_a_source_with_a_vocabulary_are_not_normalized():
+@pytest.mark.parametrize("targets", [CLASSES, {"class": CLASSES, "number": NUMBERS}, None])
+def test_ids_of_a_source_with_a_vocabulary_are_not_normalized(targets):
     ids = CLASSES[:, None].repeat(3, 1)
 
-    info = prepare(Arrays(ids, CLASSES)).info.model_copy(update={"vocabulary_size": 4})
+    info = prepare(Arrays(ids, targets)).info.model_copy(update={"vocabulary_size": 4})
 
     batch = data.build_batcher(Use(kind="normalize"), info.scaling).batch(data.Samples(torch.tensor(ids)))
     assert batch.inputs.tolist() == ids.tolist()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from long_tests import covering_cases
 from ranks import run_ranks
 from torch import nn
 
@@ -50,8 +51,11 @@ CASES = {
 }
 
 
-def train(directory, name):
-    """Train for two epochs, and return the weights and the metrics."""
+WINDOWS = {"no window": 1, "windows": 2}
+
+
+def train(directory, name, window):
+    """Train for two epochs with an update for each *window* of batches; return weights and metrics."""
     targets, build, build_metric = CASES[name]
     samples = data.dataset(data.to_columns(Arrays(IMAGES, targets), "the data"))
     loader = (
@@ -59,7 +63,14 @@ def train(directory, name):
     )
     torch.manual_seed(3)
     model = build()
-    builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).num_threads(1)
+    builder = (
+        LearnerBuilder(directory)
+        .num_epochs(2)
+        .seed(1)
+        .devices(["cpu"])
+        .num_threads(1)
+        .grads_accumulation(window)
+    )
     builder.metrics(LossMetric(), build_metric(2)).renderer(NoRenderer())
     learner = builder.build(model, torch.optim.SGD(model.parameters(), 0.01), 0.01)
     learner.fit(loader.build(samples), loader.build(samples))
@@ -67,10 +78,10 @@ def train(directory, name):
     return {key: value.numpy() for key, value in model.state_dict().items()}, values
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_train_what_one_process_trains(name, tmp_path):
-    alone, values = train(tmp_path / "alone", name)
+@pytest.mark.parametrize(("name", "window"), covering_cases(list(CASES), WINDOWS, strength=1))
+def test_two_ranks_train_what_one_process_trains(name, window, tmp_path):
+    alone, values = train(tmp_path / "alone", name, window)
 
-    for weights, ours in run_ranks(train, 2, tmp_path / "ranks", name):
+    for weights, ours in run_ranks(train, 2, tmp_path / "ranks", name, window):
         assert ours == pytest.approx(values, rel=1e-4)
         assert all(np.allclose(weights[key], alone[key], atol=1e-5) for key in alone)

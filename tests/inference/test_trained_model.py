@@ -10,6 +10,7 @@ from PIL import Image
 from small_runs import prepare, train
 
 from stages import data, load_model
+from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
@@ -262,6 +263,25 @@ def test_regression_predicts_numbers(tmp_path):
 
     assert predictions.classes is None
     assert predictions.labels == model.model(torch.arange(6.0).reshape(2, 3)).flatten().tolist()
+
+
+def test_lists_of_texts_and_of_arrays_are_inputs_beside_each_other():
+    arrays = data.Arrays(
+        {"size": np.ones((4, 2)), "text": np.ones((4, 3), np.uint8)},
+        {"kind": np.arange(4) % 2, "price": np.arange(4.0)},
+        kinds={"inputs.text": "tokens"},
+    )
+    info = data.prepare(data.Splits(arrays)).info.model_copy(update={"tokenizer": {"kind": "bytes"}})
+    preprocessing = Preprocessing(info, data.build_batcher(Use(kind="normalize"), info.scaling))
+
+    batch = preprocessing.build_batch({"size": [np.ones(2), np.full(2, 3)], "text": ["ab", "c"]})
+
+    assert batch.inputs["size"].tolist() == [[0, 0], [2, 2]]
+    assert batch.inputs["text"].tolist() == [[98, 99, 0], [100, 0, 0]]
+    assert {name: leaf.dtype for name, leaf in batch.targets.items()} == {
+        "kind": torch.int64,
+        "price": torch.float32,
+    }
 
 
 def test_directory_without_a_description_of_the_data_is_refused(tmp_path, directory):

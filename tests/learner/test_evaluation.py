@@ -5,6 +5,7 @@ import torch
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
+from stages.data import DataLoaderBuilder, TensorDataset
 from stages.learner import EvaluatorBuilder, confusion_cells, confusion_matrix
 from stages.loggers import ExperimentLog
 from stages.metrics import AccuracyMetric, LossMetric
@@ -95,6 +96,27 @@ def test_confusion_cells_count_every_sample_of_the_split(train, tiny, tmp_path):
     accuracy = learner.history.value(learner.epoch, Split.VALID, "Accuracy")
     assert sum(count for *_, count in cells) == 11
     assert 100 * hits / 11 == pytest.approx(accuracy)
+
+
+def test_confusion_cells_are_those_of_the_samples_of_the_last_epoch(train, tmp_path):
+    """A run that is resumed after its last epoch, to be published, has opened no loader."""
+    learner = train(tmp_path)
+    images = TensorDataset(torch.randn(40, 4, 1, 1), torch.arange(40) % 3)
+    loaders = DataLoaderBuilder(Flatten()).batch_size(8).augment([torch.randn_like])
+    trained, opened = loaders.build(images), loaders.build(images)
+    trained.set_epoch(learner.epoch)
+
+    cells = confusion_cells(learner, opened, seed=1)
+
+    assert cells == confusion_cells(learner, trained, seed=1)
+    assert len(cells) > 1
+
+
+class Flatten:
+    def batch(self, items):
+        return torch.stack([inputs.flatten() for inputs, _ in items]), torch.stack(
+            [target for _, target in items]
+        )
 
 
 def test_failed_confusion_matrix_is_a_warning(train, tiny, tmp_path, caplog):

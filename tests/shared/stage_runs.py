@@ -28,13 +28,14 @@ def list_factories(source):
     return [factory["kind"]] if isinstance(factory, dict) else [factory] if factory else []
 
 
-def train(folder, model, stop_after=None, allowed=(), **fit_params):
+def train(folder, model, stop_after=None, allowed=(), schedule=None, **fit_params):
     """Run build-learner and fit on the data in *folder*, and return the directory of the artifacts.
 
     A run that is interrupted after *stop_after* steps is resumed.
     """
     optimizer = {"kind": "adam", "learning_rate": 0.02}
-    learner = BuildLearnerConfig.model_validate({"model": model, "optimizer": optimizer})
+    params = {"model": model, "optimizer": optimizer} | ({"schedule": schedule} if schedule else {})
+    learner = BuildLearnerConfig.model_validate(params)
     build_learner(learner, BuildLearnerPaths(folder / "data/dataset.json", folder / "learner"))
     artifacts = folder / "artifacts"
     places = [artifacts / name for name in (*OUTPUTS, "plots/iterations", "plots/confusion.tsv")]

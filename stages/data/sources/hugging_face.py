@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +11,17 @@ import numpy as np
 from stages.contracts.errors import DataError, closest
 from stages.contracts.plugins import load_extra
 from stages.data.image_files import ImageDecoder, ImageFormat, put
+from stages.data.sources.image_folder import build_boxes
 from stages.data.sources.labels import SPLIT_FOLDERS
 from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
-from stages.data.trees import LeafKind, list_names, pick
+from stages.data.trees import LeafKind, Ragged, Tree, list_names, pick
 
 IMAGE, LABEL = "Image", "ClassLabel"
 TEXT = ("string", "large_string", "string_view")
 """Types of columns in the package ``datasets``."""
+CLASS_FIELDS = ("category", "label", "labels")
+"""Names of the field with the class of an object."""
 SPLIT_PREFIXES = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
 """Our name of a split by the beginning of its name."""
 BATCH_ROWS = 1000
@@ -32,25 +36,17 @@ class ImageOptions:
     mode: Literal["rgb", "gray", "mask"]
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """The tokens of the texts of a column, as of the source ``text``."""
-
-    tokenizer: str
-    vocabulary_size: int
-    max_length: int
-
-
 def huggingface(
     path: str,
     *,
     inputs: str | Sequence[str],
-    targets: str | Sequence[str] = "label",
+    targets: str | Sequence[str] | None = "label",
     splits: Sequence[str] | None = None,
     config: str | None = None,
     revision: str | None = None,
     size: Sequence[int] | None = None,
     mode: Literal["rgb", "gray"] = "rgb",
+    box_format: Literal["xywh", "xyxy"] = "xywh",
     tokenizer: str = "bytes",
     vocabulary_size: int = 10_000,
     max_length: int = 256,
@@ -59,8 +55,10 @@ def huggingface(
 
     A column of *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
     of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. One of
-    *targets* has classes, numbers, or images that are masks. Of several names, the samples are dicts. All
-    samples are read into memory.
+    *targets* has classes, numbers, images that are masks, or objects with a ``bbox`` in pixels and a
+    ``category`` or ``label``, which are the boxes of the images; None for no targets. Of several names, the
+    samples are dicts. All samples are read into memory. *box_format* is that of a ``bbox``: left and top with
+    width and height (``xywh``, as COCO), or with right and bottom (``xyxy``).
 
     *splits* are the names of those to use, such as ``train`` and ``validation_matched``; what they are for
     follows from the beginning of the name. Without it, all are used, and have the names ``train``,
@@ -70,27 +68,34 @@ def huggingface(
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
     parts = _name_splits(_load(package, path, config, revision), path, splits)
     first = next(iter(parts.values()))
-    _check_columns(path, list(first.features), inputs=inputs, targets=targets)
+    answers = () if targets is None else list_names(targets)
+    _check_columns(path, list(first.features), inputs=list_names(inputs), targets=answers)
     images = ImageOptions(None if size is None else (size[0], size[1]), mode)
-    texts = TextOptions(tokenizer, vocabulary_size, max_length)
-    facts: dict[str, Any] = {}
-    arrays, classes, class_names = {}, {}, {}
-    kinds: dict[str, LeafKind] = {}
-    for name in list_names(inputs):
-        reader = _Column(package, path, name, list(parts.values()))
-        arrays[name], column_facts = reader.read_inputs(images, texts)
-        facts |= column_facts
-        if reader.kind in TEXT and not isinstance(inputs, str):
-            kinds[f"inputs.{name}"] = "tokens"
-    for name in list_names(targets):
-        reader = _Column(package, path, name, list(parts.values()))
-        classes[name], class_names[name] = reader.read_targets(images)
-    if any(class_names.values()):
+    columns = {
+        name: _Column(package, path, name, list(parts.values())) for name in (*list_names(inputs), *answers)
+    }
+    texts = {name: columns[name].read_texts() for name in list_names(inputs) if columns[name].kind in TEXT}
+    ids, facts = _encode_columns(texts, tokenizer, vocabulary_size, max_length, path)
+    arrays = {
+        name: ids[name] if name in ids else columns[name].read_inputs(images) for name in list_names(inputs)
+    }
+    names = () if isinstance(inputs, str) else ids
+    kinds: dict[str, LeafKind] = {f"inputs.{name}": "tokens" for name in names}
+    pictures = next((columns[name] for name in list_names(inputs) if columns[name].kind == IMAGE), None)
+    classes: dict[str, Tree] = {}
+    class_names: dict[str, tuple[str, ...] | None] = {}
+    for name in answers:
+        if columns[name].objects is None:
+            classes[name], class_names[name] = columns[name].read_targets(images)
+        else:
+            resized = (images.size, pictures.read_sizes()) if pictures and images.size else ()
+            classes[name], class_names[name] = columns[name].read_boxes(box_format, *resized)
+    if targets is not None and any(class_names.values()):
         facts["class_names"] = pick(class_names, targets)
     labels = np.repeat(list(parts), [len(rows) for rows in parts.values()]) if len(parts) > 1 else None
     return Arrays(
         pick(arrays, inputs),
-        pick(classes, targets),
+        None if targets is None else pick(classes, targets),
         (f"{path}: {inputs}", f"{path}: {targets}"),
         facts,
         splits=labels,
@@ -98,10 +103,23 @@ def huggingface(
     )
 
 
-def _check_columns(path: str, present: Sequence[str], **names: str | Sequence[str]) -> None:
+def _encode_columns(
+    texts: Mapping[str, Sequence[str]], tokenizer: str, vocabulary_size: int, max_length: int, path: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the ids of the columns *texts*, which share a vocabulary, and the facts about it."""
+    if not texts:
+        return {}, {}
+    encoder = build_encoder(tokenizer, [*chain.from_iterable(texts.values())], vocabulary_size)
+    encoded = {name: encode_texts(encoder, column, max_length, path) for name, column in texts.items()}
+    truncated = sum(count for _, count in encoded.values())
+    facts = {"tokenizer": encoder.description, "vocabulary_size": encoder.size, "truncated": truncated}
+    return {name: ids for name, (ids, _) in encoded.items()}, facts
+
+
+def _check_columns(path: str, present: Sequence[str], **names: Sequence[str]) -> None:
     """Raise `DataError` if a column in *names*, those of an argument, is not *present*."""
     for argument, columns in names.items():
-        for column in list_names(columns):
+        for column in columns:
             if column not in present:
                 raise DataError(
                     f"load_data.source.{argument}: {path} has no column {column!r}."
@@ -166,43 +184,72 @@ class _Column:
         )
 
     @property
+    def objects(self) -> Any:
+        """The types of the fields of objects with boxes; None for another column."""
+        feature = self.splits[0].features[self.name]
+        fields = getattr(feature, "feature", feature)
+        return fields if isinstance(fields, Mapping) and "bbox" in fields else None
+
+    @property
     def where(self) -> str:
         """The column in error messages."""
         return f"{self.path}: the column {self.name!r}"
 
-    def read_inputs(self, images: ImageOptions, texts: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the values by their type, and the facts of texts."""
-        if self.kind == IMAGE:
-            return self.read_images(images)
-        return self.read_texts(texts) if self.kind in TEXT else (self.read_numbers(), {})
+    def read_inputs(self, images: ImageOptions) -> np.ndarray:
+        """Return the values, which are images or numbers."""
+        return self.read_images(images) if self.kind == IMAGE else self.read_numbers()
 
-    def read_images(self, options: ImageOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the decoded images, and no facts.
-
-        Raises `DataError` if one is corrupt or of another size.
-        """
+    def read_images(self, options: ImageOptions) -> np.ndarray:
+        """Return the decoded images. Raises `DataError` if one is corrupt or of another size."""
         form = ImageFormat(
             root=self.path, mode=options.mode, size=options.size or (1, 1), resize=options.size is not None
         )
-        files = [rows.cast_column(self.name, self.package.Image(decode=False)) for rows in self.splits]
-        contents = (self._content(row, number) for number, row in enumerate(self._values(files)))
         count = sum(map(len, self.splits))
         pixels = np.empty((count, *form.shape), np.uint8)
-        for number, content in enumerate(contents):
-            name = f"image {number} of {self.name}"
+        for number, (name, content) in enumerate(self._contents()):
             if number == 0 and options.size is None:
                 form = form.model_copy(update={"size": ImageDecoder(form).size_of(name, content)})
                 pixels = np.empty((count, *form.shape), np.uint8)
             put(pixels[number], ImageDecoder(form).decode(name, content))
-        return pixels, {}
+        return pixels
 
-    def read_texts(self, options: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the ids of the tokens, and the facts of the source ``text``."""
-        texts = [str(value) for value in self._values(self.splits)]
-        encoder = build_encoder(options.tokenizer, texts, options.vocabulary_size)
-        ids, truncated = encode_texts(encoder, texts, options.max_length, self.path)
-        size = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
-        return ids, size | {"truncated": truncated}
+    def read_sizes(self) -> list[tuple[int, int]]:
+        """Return height and width of each image."""
+        decoder = ImageDecoder(ImageFormat(root=self.path, mode="rgb", size=(1, 1), resize=True))
+        return [decoder.size_of(name, content) for name, content in self._contents()]
+
+    def read_boxes(
+        self, box_format: str, size: tuple[int, int] | None = None, sizes: Sequence[tuple[int, int]] = ()
+    ) -> tuple[dict[str, Ragged], tuple[str, ...] | None]:
+        """Return the boxes and the classes of objects, as `build_boxes` does, and the names of the classes.
+
+        Raises `DataError` if an object has no class.
+        """
+        key = next((name for name in CLASS_FIELDS if name in self.objects), None)
+        if key is None:
+            raise DataError(
+                f"{self.where} has objects with the fields {', '.join(self.objects)}; one of "
+                f"{', '.join(CLASS_FIELDS)} must be their class. Rename the field"
+            )
+        rows = []
+        for value in self._values(self.splits):
+            pairs = (
+                [(each["bbox"], each[key]) for each in value]
+                if isinstance(value, list)
+                else zip(value["bbox"], value[key], strict=True)
+            )
+            rows.append([[*box, label] for box, label in pairs])
+        if box_format == "xyxy":
+            rows = [
+                [[x, y, right - x, bottom - y, label] for x, y, right, bottom, label in row] for row in rows
+            ]
+        feature = getattr(self.objects[key], "feature", self.objects[key])
+        names = getattr(feature, "names", None)
+        return build_boxes(rows, size, sizes), names and tuple(names)
+
+    def read_texts(self) -> list[str]:
+        """Return the texts."""
+        return [str(value) for value in self._values(self.splits)]
 
     def read_numbers(self) -> np.ndarray:
         """Return an array with a row for each sample. Raises `DataError` if their shapes differ."""
@@ -221,7 +268,7 @@ class _Column:
         """Return the classes, the numbers or the masks, and the names of the classes if there are any."""
         feature = self.splits[0].features[self.name]
         if self.kind == IMAGE:
-            return self.read_images(replace(images, mode="mask"))[0], None
+            return self.read_images(replace(images, mode="mask")), None
         if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()
@@ -240,6 +287,12 @@ class _Column:
             rows = split.select_columns([self.name]).with_format("numpy")
             for batch in rows.iter(batch_size=BATCH_ROWS):
                 yield batch[self.name]
+
+    def _contents(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the name, in errors, and the content of each image."""
+        files = [rows.cast_column(self.name, self.package.Image(decode=False)) for rows in self.splits]
+        for number, row in enumerate(self._values(files)):
+            yield f"image {number} of {self.name}", self._content(row, number)
 
     def _content(self, row: Mapping[str, Any], number: int) -> bytes:
         if row.get("bytes"):

@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -146,31 +146,42 @@ def _read_coco(
         rows: dict[Any, list[list[float]]] = {image["id"]: [] for image in content["images"]}
         for annotation in content["annotations"]:
             if not annotation.get("iscrowd"):
-                left, top, width, height = annotation["bbox"]
-                box = [left, top, left + width, top + height, numbers[annotation["category_id"]]]
-                rows[annotation["image_id"]].append(box)
+                row = [*annotation["bbox"], numbers[annotation["category_id"]]]
+                rows[annotation["image_id"]].append(row)
         if missing := [name for name in names if name not in images]:
             raise DataError(
                 f"load_data.source.boxes: {path} has no image with the file_name {missing[0]!r}. Add it, or "
                 "remove the image"
             )
-        scaled = [_scale_boxes(rows[images[name]["id"]], images[name], form) for name in names]
+        sizes = [(images[name]["height"], images[name]["width"]) for name in names]
+        targets = build_boxes(
+            [rows[images[name]["id"]] for name in names], form.size if form.resize else None, sizes
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"load_data.source.boxes: {path} is not a file of boxes in COCO's format ({error!r}). Correct it"
         ) from error
-    boxes, labels = Ragged.of([box[:, :4] for box in scaled]), Ragged.of([box[:, 4] for box in scaled])
-    named = {"boxes": boxes, "labels": Ragged(labels.values.astype(np.int64), labels.ends)}
-    return named, {"class_names": tuple(str(category["name"]) for category in categories)}
+    return targets, {"class_names": tuple(str(category["name"]) for category in categories)}
 
 
-def _scale_boxes(boxes: list[list[float]], image: dict[str, Any], form: ImageFormat) -> np.ndarray:
-    """Return *boxes* with their classes, (n, 5) float32, after the *image* was resized."""
-    array = np.array(boxes, np.float64).reshape(-1, 5)
-    if form.resize:
-        height, width = form.size
-        array[:, :4] *= np.array([width / image["width"], height / image["height"]] * 2)
-    return array.astype(np.float32)
+def build_boxes(
+    rows: Iterable[Sequence[Sequence[float]]],
+    size: tuple[int, int] | None = None,
+    sizes: Iterable[tuple[int, int]] = (),
+) -> dict[str, Ragged]:
+    """Return the ``boxes``, left, top, right and bottom in float32, and the ``labels`` of images.
+
+    Each of *rows*, those of an image, is left, top, width, height and class. With a *size*, height and width,
+    to which all images are resized, *sizes* has those of each image before.
+    """
+    arrays = [np.array(row, np.float64).reshape(-1, 5) for row in rows]
+    for array in arrays:
+        array[:, 2:4] += array[:, :2]
+    if size is not None:
+        for array, (height, width) in zip(arrays, sizes, strict=True):
+            array[:, :4] *= np.array([size[1] / width, size[0] / height] * 2)
+    boxes = Ragged.of([array[:, :4].astype(np.float32) for array in arrays])
+    return {"boxes": boxes, "labels": Ragged.of([array[:, 4].astype(np.int64) for array in arrays])}
 
 
 def _find_masks(folder: Path, listed: Sequence[ListedFile]) -> Iterator[str]:
