@@ -28,6 +28,7 @@ from stages.optim.mixed_precision import MixedPrecision
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
 from stages.runs.layout import KEY_FILE
+from stages.system.files import read_regular
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""
@@ -282,7 +283,7 @@ def read_config(path: Path) -> RunConfig:
     """
     file = _directory_of(path) / CONFIG_FILE
     try:
-        return RunConfig.model_validate_json(file.read_bytes())
+        return RunConfig.model_validate_json(read_regular(file))
     except (OSError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
         advice = f"Pass an artifact directory, with {CONFIG_FILE}, {LEARNER_FOLDER} and the file of the model"
