@@ -38,7 +38,7 @@ platform.machine, platform.system = lambda: "arm64", lambda: "Darwin"
 
 def refuse(event, arguments):
     path = str(arguments[0]) if event == "open" else ""
-    if path.startswith(("/proc", "/sys", "/dev/shm")) and not path.endswith("boot_id"):  # which exists here
+    if path.startswith(("/proc", "/sys")) and not path.endswith("boot_id"):  # which exists here
         frame = sys._getframe(1)
         while frame and not any(name in frame.f_code.co_filename for name in ("psutil", "/stages/")):
             frame = frame.f_back
