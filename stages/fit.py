@@ -12,6 +12,7 @@ from stages.learner import from_params
 from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.runs.file_names import SPEC_FILE
 from stages.runs.key import leaves
+from stages.system.files import copy_file
 
 VERSION = "12"
 MAX_ATTEMPTS = 2
@@ -63,6 +64,7 @@ def _ends_with_run(directory: Path) -> bool:
 
 def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: FitContext) -> None:
     """Train the remaining epochs in *store*, and write metrics and plots there."""
+    copy_file(paths.data / data.DATASET_FILE, store.path / data.DATASET_FILE)  # for load_model
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).relocate(store.path / "plots")
     builder = from_params.configure_builder(config, learner.LearnerBuilder(store.path), context)
     builder.summary().identity(store.key).checkpoint("auto").with_progress_logger(runs.heartbeat_of(store))

@@ -1,7 +1,7 @@
 """The commands about a project: ``learner init``, ``check``, ``params``, ``versions`` and ``status``."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,15 @@ import typer
 
 from pipeline.commands.envelope import ProblemsFound
 from pipeline.commands.options import flag
-from pipeline.commands.results import Checked, Lines, ParamValue, StageReasons, StageState, Status
+from pipeline.commands.results import (
+    Checked,
+    NewProject,
+    ParamValue,
+    StageReasons,
+    StageState,
+    Status,
+    Versions,
+)
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error, print_line, print_text
 
@@ -87,7 +95,7 @@ def params() -> dict[str, ParamValue]:
     return {key: ParamValue(value, is_default=not is_set) for key, value, is_set in listed}
 
 
-def versions() -> Lines:
+def versions() -> Versions:
     """Write the versions of the installed stages to versions.yaml.
 
     DVC reads that file in a project that `learner init` created. Run this after an upgrade of
@@ -95,18 +103,14 @@ def versions() -> Lines:
 
     Example: learner versions
     """
-    from pipeline.project.versions import update_versions
+    from pipeline.project.versions import describe_difference, read_installed_versions, update_versions
 
-    return _print_lines(update_versions() or ["versions.yaml is up to date"])
-
-
-def _print_lines(lines: Iterable[str]) -> Lines:
-    """Print each of *lines* as soon as it is there, and return all."""
-    printed = []
-    for line in lines:
-        print_text(line)
-        printed.append(line)
-    return Lines(printed)
+    replaced = update_versions()
+    for name, previous in replaced.items():
+        print_text(describe_difference(name, previous))
+    if not replaced:
+        print_text("versions.yaml is up to date")
+    return Versions(read_installed_versions(), replaced)
 
 
 def init(
@@ -126,22 +130,38 @@ def init(
             show_default="minimal",
         ),
     ] = None,
-) -> Lines:
+) -> NewProject | dict[str, str]:
     """Create a project for your own model and data, and commit it.
 
     Existing files are never overwritten. Without DIR, the command prints the templates.
 
     Example: learner init my-project --template digits
     """
-    from pipeline.scaffold.new_project import DEFAULT_TEMPLATE, describe_templates, make_project
+    from pipeline.scaffold.new_project import DEFAULT_TEMPLATE, make_project
 
     if directory is None and template is not None:
         raise ParamsError(f"no folder. Run: learner init DIR --template {template}")
     if directory is not None and not directory.strip():
         raise ParamsError(f"{directory!r} names no folder. Name one, or pass . for this folder")
-    return _print_lines(
-        make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
-    )
+    if directory is None:
+        return print_templates()
+    template = template or DEFAULT_TEMPLATE
+    files, commit, notes = make_project(Path(directory), template)
+    for line in notes:
+        print_text(line)
+    return NewProject(directory, template, files, commit, notes)
+
+
+def print_templates() -> dict[str, str]:
+    """Print a line for each template and an example, and return the description of each by its name."""
+    from pipeline.scaffold.new_project import describe_templates
+
+    templates = describe_templates()
+    width = max(map(len, templates))
+    for name, description in templates.items():
+        print_text(f"{name:{width}}  {description}")
+    print_text(f"\nExample: learner init my-project --template {max(templates)}")
+    return templates
 
 
 def status(

@@ -269,10 +269,33 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What a command has reported, line by line."""
+class NewProject:
+    """A project that has been created."""
 
-    lines: Sequence[str]
+    folder: str
+    template: str
+    files: Sequence[str]
+    """The files that git tracks, relative to the folder."""
+    commit: str | None
+    """None if git has refused the commit, for the reason in *notes*."""
+    notes: Sequence[str]
+    """The printed lines, such as the next commands."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The entries of versions.yaml: versions of stages, and hashes of code, by name."""
+
+    versions: Mapping[str, str]
+    replaced: Mapping[str, str | None]
+    """The previous value of each entry that was out of date; None if it was missing."""
+
+
+@dataclass(frozen=True)
+class RemovedRuns:
+    """The keys of run stores that have been removed."""
+
+    removed: Sequence[str]
 
 
 @dataclass(frozen=True)

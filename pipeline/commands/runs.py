@@ -10,7 +10,7 @@ import typer
 
 from pipeline.commands.envelope import ProblemsFound
 from pipeline.commands.options import flag
-from pipeline.commands.results import FileProblem, Lines, RunDetails, RunInfo
+from pipeline.commands.results import FileProblem, RemovedRuns, RunDetails, RunInfo
 from pipeline.project.paths import runs_root
 from stages.contracts.deliveries import can_be_sent
 from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
@@ -102,7 +102,7 @@ def prune(
         flag("--all", "Also remove interrupted runs, after a question."),
     ] = False,
     yes: Annotated[bool, flag("--yes", "Remove interrupted runs without a question.")] = False,
-) -> Lines:
+) -> RemovedRuns:
     """Remove finished run stores, except for the newest.
 
     Run stores in which a process is running are never removed.
@@ -124,7 +124,7 @@ def prune(
             print_line(f"kept in {files} what no tracker has received. Run `learner runs sync`")
     if not removed:
         print_line("nothing to remove")
-    return Lines(removed)
+    return RemovedRuns(removed)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The commands around training: data, lr-find, evaluate, predict, publish and summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -276,40 +276,21 @@ def predict(
 
     revision = inputs[0] if len(inputs) > 1 and not Path(inputs[0]).exists() else None
     paths = [Path(name) for name in inputs[revision is not None :]]
-    with _artifacts(revision, model) as place, report_unwritable(out):
+    with _find_model(revision, model) as place, report_unwritable(out):
         count = write_predictions(out, _predict(place, paths, batch_size, device))
     print_line(f"wrote {out}: {count} {'prediction' if count == 1 else 'predictions'}")
     return Written([str(out)], count)
 
 
-@contextmanager
-def _artifacts(revision: str | None, model: Path, *, folders: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield the path of the model: *model*, or a copy of that of *revision*, an experiment or a commit.
-
-    The copy is beside those of *folders*, names of paths, and of what `load_model` needs.
-    """
+def _find_model(
+    revision: str | None, model: Path, *, folders: Sequence[str] = ()
+) -> AbstractContextManager[Path]:
+    """Return a context with the path of *model*, or if a *revision* is named, of a copy of its model."""
     if revision is None:
-        yield model
-        return
-    from pipeline.project.revisions.names import resolve
-    from pipeline.project.revisions.revision import Revision
-    from stages.data.storage import DATASET_FILE
-    from stages.inference.trained_model import CONFIG_FILE, EXPORTS_FOLDER, LEARNER_FOLDER
-    from stages.runs.file_names import SPEC_FILE
+        return nullcontext(model)
+    from pipeline.project.revisions.model import copy_model
 
-    source = Revision(resolve(revision))
-    paths = source.paths
-    with TemporaryDirectory() as folder:
-        target = Path(folder)
-        copies = {paths[name]: name for name in folders} | {
-            paths["config"]: CONFIG_FILE,
-            paths["learner"] / SPEC_FILE: f"{LEARNER_FOLDER}/{SPEC_FILE}",
-            paths["dataset"]: f"{EXPORTS_FOLDER}/{DATASET_FILE}",
-            paths["model"]: paths["model"].name,
-        }
-        for path, name in copies.items():
-            source.copy(path, target / name)
-        yield target / paths["model"].name
+    return copy_model(revision, folders=folders)
 
 
 def _predict(
@@ -366,7 +347,7 @@ def publish(
     artifacts = read_paths()["artifacts"]
     if folder.resolve().is_relative_to(artifacts.resolve()):
         raise ParamsError(f"{folder} is in {artifacts}, whose files DVC tracks. Name another folder")
-    with _artifacts(rev, artifacts / "model", folders=["exports"]) as model:
+    with _find_model(rev, artifacts / "model", folders=["exports"]) as model:
         files = publish_model(model.parent, folder)
     has_mlflow = any(file.name == "MLmodel" for file in files)
     others = "and MLflow" if has_mlflow else "only; MLflow needs save_model.exports: [onnx]"

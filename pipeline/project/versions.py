@@ -76,17 +76,27 @@ def find_stale_versions() -> list[str]:
     """Return a line for each entry of versions.yaml that differs from the installed stages."""
     if not is_used():
         return []
-    written = read_yaml(PATH) if PATH.exists() else {}
     return [
-        f"{PATH}: {name} is {written.get(name, 'missing')}, but {version} is installed. "
-        "Run `learner versions`, and then `dvc repro`, which runs the stages that depend on it"
-        for name, version in read_installed_versions().items()
-        if written.get(name) != version
+        f"{describe_difference(name, written)}. Run `learner versions`, and then `dvc repro`, which runs the "
+        "stages that depend on it"
+        for name, written in _read_stale().items()
     ]
 
 
-def update_versions() -> list[str]:
-    """Rewrite versions.yaml if it is out of date, and return a line for each changed entry.
+def describe_difference(name: str, written: str | None) -> str:
+    """Return a line about the entry *name*, which is *written* in versions.yaml or missing."""
+    return f"{PATH}: {name} is {written or 'missing'}, but {read_installed_versions()[name]} is installed"
+
+
+def _read_stale() -> dict[str, str | None]:
+    """Return the value of each entry of versions.yaml that is out of date; None if it is missing."""
+    written = read_yaml(PATH) if PATH.exists() else {}
+    installed = read_installed_versions()
+    return {name: written.get(name) for name, version in installed.items() if written.get(name) != version}
+
+
+def update_versions() -> dict[str, str | None]:
+    """Rewrite versions.yaml if it is out of date, and return the previous value of each changed entry.
 
     Raises `ParamsError` if dvc.yaml does not use it.
     """
@@ -94,10 +104,10 @@ def update_versions() -> list[str]:
         raise ParamsError(
             f"no stage in dvc.yaml has params in {PATH}, so DVC reads the stages themselves. Run `dvc repro`"
         )
-    lines = find_stale_versions()
-    if lines:
+    stale = _read_stale()
+    if stale:
         write_text(PATH, text())
-    return [line.partition(". Run `")[0] for line in lines]
+    return stale
 
 
 def check_versions(before: Snapshot) -> None:

@@ -70,21 +70,19 @@ def list_templates() -> list[str]:
     return [DEFAULT_TEMPLATE, *(name for name in names if name != DEFAULT_TEMPLATE)]
 
 
-def describe_templates() -> Iterator[str]:
-    """Yield a line for each template, from the top of its README, and an example of the command."""
-    names = list_templates()
-    width = max(map(len, names))
-    for name in names:
-        _, *text = (TEMPLATES / name / README).read_text(encoding="utf-8").splitlines()
-        yield f"{name:{width}}  {next(filter(None, text))}"
-    yield f"\nExample: learner init my-project --template {names[-1]}"
+def describe_templates() -> dict[str, str]:
+    """Return the description of each template, from the top of its README, by its name."""
+    readmes = {name: TEMPLATES / name / README for name in list_templates()}
+    return {name: readme.read_text(encoding="utf-8").splitlines()[2] for name, readme in readmes.items()}
 
 
-def make_project(directory: Path, template: str = DEFAULT_TEMPLATE) -> Iterator[str]:
-    """Create a project in *directory*, commit it, and yield lines about its content and the next commands.
+def make_project(directory: Path, template: str) -> tuple[list[str], str | None, list[str]]:
+    """Create a project in *directory*, and commit it.
 
-    Raises `ParamsError`, and writes nothing, if there is no template of the name *template*, if one of its
-    files already exists, or if a package in *directory* has the name of one of ours.
+    Return the names of the files that git tracks, the commit, None if git refuses it, and lines about the
+    project and the next commands. Raises `ParamsError`, and writes nothing, if there is no template of the
+    name *template*, if one of its files already exists, or if a package in *directory* has the name of one
+    of ours.
     """
     collision = find_collision(directory)
     if collision:
@@ -98,15 +96,16 @@ def make_project(directory: Path, template: str = DEFAULT_TEMPLATE) -> Iterator[
         write_text(directory / PLOT, plot)  # after `dvc init`, which requires that .dvc does not exist
     run_git(directory, "add", "--", *added)
     added_files = sorted(read_template(template).keys() - {README, REQUIREMENTS})
-    yield f"{directory} has the template {template}: {', '.join(added_files)}"
+    notes = [f"{directory} has the template {template}: {', '.join(added_files)}"]
     for name, missing in existing.items():
         if missing:
-            yield f"{directory / name} exists. Add these lines to it:\n  " + "\n  ".join(missing)
-    yield from _commit(directory, added)
+            notes.append(f"{directory / name} exists. Add these lines to it:\n  " + "\n  ".join(missing))
+    commit, note = _commit(directory, added)
+    notes.append(note)
     if bin_folder:
-        yield f"environment: {bin_folder.parent}, from {directory / LOCAL}, which git ignores"
-        yield from report_missing_packages(directory, texts[REQUIREMENTS])
-    yield from _next_steps(directory, bin_folder)
+        notes.append(f"environment: {bin_folder.parent}, from {directory / LOCAL}, which git ignores")
+        notes += report_missing_packages(directory, texts[REQUIREMENTS])
+    return sorted(added), commit, [*notes, *_next_steps(directory, bin_folder)]
 
 
 def project_files(
@@ -228,30 +227,31 @@ def _git_and_dvc(directory: Path) -> list[str]:
     return [".dvc/config", ".dvc/.gitignore"]
 
 
-def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
-    """Commit the files *names* only; yield the commit, or the reason and the command if git refuses."""
+def _commit(directory: Path, names: Sequence[str]) -> tuple[str | None, str]:
+    """Commit the files *names* only, and return the commit with a line about it.
+
+    If git refuses, there is no commit, and the line has the reason and the command.
+    """
     command = f'{_enter(directory)}git commit -m "{COMMIT_MESSAGE}" -- .'
     identity = ["-c", "user.useConfigOnly=true", "var"]  # DVC also refuses an identity that git guesses
     variables = ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")
     if any(try_git(directory, *identity, name).returncode for name in variables):
-        yield (
+        return None, (
             "not committed: git has no name and email for you, and `dvc exp run` needs both and a commit. "
             "Run:\n"
             '  git config --global user.name "Your Name"\n'
             '  git config --global user.email "you@example.com"\n'
             f"  {command}"
         )
-        return
     done = try_git(directory, "commit", "--quiet", "-m", COMMIT_MESSAGE, "--", *names)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().replace("\n", "\n  ")
-        yield (
+        return None, (
             f"not committed: `git commit` exited with {done.returncode}:\n  {reason}\n"
             f"`dvc exp run` needs a commit. Remove the cause, and run:\n  {command}"
         )
-        return
     commit = try_git(directory, "rev-parse", "--short", "HEAD").stdout.strip()
-    yield f"committed as {commit}: {COMMIT_MESSAGE}"
+    return commit, f"committed as {commit}: {COMMIT_MESSAGE}"
 
 
 def report_missing_packages(directory: Path, requirements: str) -> Iterator[str]:

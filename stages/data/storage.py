@@ -24,7 +24,7 @@ from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
 from stages.data.trees import ENDS, LeafKind, Ragged, is_input, merge
 from stages.records.safetensors_format import pack_header
-from stages.system.files import open_atomic, write_text
+from stages.system.files import open_atomic, read_regular, write_text
 
 DATASET_FILE = "dataset.json"
 """The description of the splits, in the directory of the prepared data and in that of the exports."""
@@ -165,7 +165,7 @@ def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Colum
 def read_info(path: Path) -> DatasetInfo:
     """Return the content of ``dataset.json`` at *path*. Raises `DataError` if it is missing or invalid."""
     try:
-        return DatasetInfo.model_validate_json(path.read_bytes())
+        return DatasetInfo.model_validate_json(read_regular(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Run load-data first") from error
     except ValidationError as error:

@@ -23,11 +23,15 @@ from stages.data.sources.texts import ByteEncoder, TokenEncoder, encode_texts
 from stages.data.trees import Ragged, count_rows, flatten, shorten, take, unflatten
 from stages.devices import find_device
 from stages.devices.rng import preserve_random_state
-from stages.learner import LearnerSpec
+from stages.learner import LearnerSpec, use_average
 from stages.optim.mixed_precision import MixedPrecision
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
+from stages.runs import FileCheckpointer
+from stages.runs.file_names import CHECKPOINT_FOLDER
 from stages.runs.layout import KEY_FILE
+from stages.runs.store import read_json
+from stages.system.files import read_regular
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""
@@ -222,7 +226,7 @@ def load_model(
     device: str | torch.device = "cpu",
     allowed: Collection[str] = (),
 ) -> TrainedModel:
-    """Return the trained model in the artifact directory *path*, or in the file *path* in one.
+    """Return the trained model in the artifact directory or the run store *path*, or in the file *path*.
 
     Nothing is unpickled, and no code is run but that of this project:
 
@@ -230,39 +234,70 @@ def load_model(
         labels = model.predict(images).labels
 
     Args:
-        path: An artifact directory that save-model has finished, or the file of a model in it.
+        path: An artifact directory that save-model has finished, or a run store, such as ``.runs/3f2a…``,
+            whose newest checkpoint is loaded, with the average of the weights if it has one. Or a file in
+            one of them: the model, an export, or the ``model-N`` of a checkpoint with its own weights.
         data_directory: A directory that load-data wrote, with the description of the training data. Default:
-            the description that save-model copied into the exports.
+            the description that save-model copied into the exports, or that fit copied into the run store.
         device: The device of the model.
         allowed: The import paths of the model, of the batcher and of other parts that are not built in, such
             as ``model:SmallNet``. Their code is run.
 
     Raises:
-        CheckpointError: If a file is missing or invalid, or names code that is not in *allowed*.
+        CheckpointError: If a file is missing or invalid, or names code that is not in *allowed*, or if a run
+            store has no checkpoint yet.
         RecordError: If the file of the model is missing or is not that of such a model.
     """
     place = Path(path)
     directory = _directory_of(place)
-    config = read_config(place)
-    spec = LearnerSpec.read(directory / LEARNER_FOLDER)
+    is_store = (directory / KEY_FILE).exists()
+    fit = _read_key_params(directory) if is_store else read_config(place).fit
+    spec = LearnerSpec.read(directory if is_store else directory / LEARNER_FOLDER)
     spec.check_code(allowed)
-    batcher = config.fit.batcher
+    batcher = fit.batcher
     if batcher.kind not in {*BATCHERS, *allowed}:
         raise PluginError(
             f"fit.batcher: {batcher.kind!r} is not built in. Read that code, and add the name to allowed if "
             "you trust it"
         )
-    info = _read_info(directory, data_directory)
+    info = _read_info(Path(data_directory or (directory if is_store else directory / EXPORTS_FOLDER)))
     with preserve_random_state():
         model, _, _ = spec.build(seed=0)
-    recorder = config.save_model.recorder
-    file = directory / f"model{recorder.suffix}" if place.is_dir() else place
+    if not is_store:
+        _load_file(model, place)
+    elif place.is_dir():
+        _load_newest(model, place / CHECKPOINT_FOLDER)
+    else:
+        records.load_into(model, records.read_item(place), source=str(place))
+    preprocessing = Preprocessing(info, data.build_batcher(batcher, info.scaling))
+    return TrainedModel(model, preprocessing, fit).to(find_device(device))
+
+
+def _load_file(model: nn.Module, place: Path) -> None:
+    """Load the weights in the file *place*, or in that of the model in the artifact directory *place*."""
+    recorder = read_config(place).save_model.recorder
+    file = _directory_of(place) / f"model{recorder.suffix}" if place.is_dir() else place
     if file.name.endswith(recorder.suffix):
         records.load_file(model, file, records.build_recorder(recorder))
     else:
         records.load_into(model, records.read_item(file), source=str(file))
-    preprocessing = Preprocessing(info, data.build_batcher(batcher, info.scaling))
-    return TrainedModel(model, preprocessing, config.fit).to(find_device(device))
+
+
+def _load_newest(model: nn.Module, directory: Path) -> None:
+    """Load the weights of the newest checkpoint in *directory*, or their average."""
+    checkpointer = FileCheckpointer(directory, records.DefaultRecorder())
+    checkpoint = checkpointer.restore(max(checkpointer.list_saved(), default=1), parts=["model"])
+    records.load_into(model, use_average(checkpoint).model, source=str(directory))
+
+
+def _read_key_params(store: Path) -> FitConfig:
+    """Return the params in the key of *store*, which has all that can change a number."""
+    try:
+        return FitConfig.model_validate((read_json(store / KEY_FILE) or {}).get("params"))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{store / KEY_FILE} has no params of fit: {error.errors()[0]['msg']}. Run `learner runs verify`"
+        ) from error
 
 
 class RunConfig(Config):
@@ -282,28 +317,25 @@ def read_config(path: Path) -> RunConfig:
     """
     file = _directory_of(path) / CONFIG_FILE
     try:
-        return RunConfig.model_validate_json(file.read_bytes())
+        return RunConfig.model_validate_json(read_regular(file))
     except (OSError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
-        advice = f"Pass an artifact directory, with {CONFIG_FILE}, {LEARNER_FOLDER} and the file of the model"
-        if any((folder / KEY_FILE).exists() for folder in (file.parent, file.parent.parent)):
-            advice = (
-                "A run store has checkpoints and no params: finish the run with `dvc repro`, and pass its "
-                "artifact directory, such as artifacts"
-            )
-        raise CheckpointError(f"{file} cannot be read: {reason}. {advice}") from error
+        raise CheckpointError(
+            f"{file} cannot be read: {reason}. Pass an artifact directory, with {CONFIG_FILE}, "
+            f"{LEARNER_FOLDER} and the file of the model, a run store, or a file in one of them. For a "
+            "revision, call `load_model` of pipeline.project.revisions.model"
+        ) from error
 
 
 def _directory_of(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
-    return folder.parent if folder.name == EXPORTS_FOLDER else folder
+    is_part = folder.name == EXPORTS_FOLDER or (folder.name == CHECKPOINT_FOLDER and folder != path)
+    return folder.parent if is_part else folder
 
 
-def _read_info(directory: Path, data_directory: Path | str | None) -> data.DatasetInfo:
-    path = directory / EXPORTS_FOLDER / data.DATASET_FILE
-    if data_directory is not None:
-        path = Path(data_directory) / data.DATASET_FILE
-    elif not path.exists():
+def _read_info(directory: Path) -> data.DatasetInfo:
+    path = directory / data.DATASET_FILE
+    if not path.exists():
         raise CheckpointError(
             f"{path} does not exist: save-model has not run, or its deps in dvc.yaml lack ${{paths.data}}. "
             "Run it, or pass the directory of the prepared data"

@@ -5,6 +5,8 @@
     .runs/
       3f2a…/                the run store with the key 3f2a…
         key.json            the entries that the key is a hash of
+        learner.json        the learner, and beside it its initial records
+        dataset.json        the description of the training data
         checkpoint/ steps/  checkpoints of epochs, and the newest one within an epoch
         train/ valid/       logs
         finished.json       sizes and hashes of all files of a finished run

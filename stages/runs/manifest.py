@@ -58,7 +58,7 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
         return None
     intact = verify_checksum(content)
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        return None if intact is None else Finished(intact, _check_manifest(intact.pop("files")))
+        return None if intact is None else Finished(intact, check_manifest(intact.pop("files")))
     return None
 
 
@@ -114,7 +114,7 @@ class LogLedger:
             for line in read_regular(self._path).splitlines():
                 with suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
                     if content := verify_checksum(json.loads(line)):
-                        manifests[int(content["epoch"])] = _check_manifest(content["files"])
+                        manifests[int(content["epoch"])] = check_manifest(content["files"])
         return manifests
 
     def _logs(self, epoch: int) -> list[Path]:
@@ -143,7 +143,7 @@ def files_below(store_path: Path) -> list[Path]:
     return [path for path in store_path.rglob("*") if path.is_file()]
 
 
-def _check_manifest(files: Any) -> Manifest:
+def check_manifest(files: Any) -> Manifest:
     """Return *files* if each has a name below the store, a size and a sha256.
 
     Raises `ValueError`, `TypeError`, `AttributeError` or `KeyError` otherwise.

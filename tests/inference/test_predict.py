@@ -6,7 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
+from pipeline.project.revisions.model import load_model as load_model_of_revision
+from stages import load_model
+from stages.contracts.errors import CheckpointError
 from stages.data.sources import digits
 
 
@@ -38,6 +42,17 @@ def test_formats_have_the_same_rows(finished, images, tmp_path):
     assert tables[0] == [{name: str(value) for name, value in row.items()} for row in tables[1]]
     assert list(tables[0][3]) == ["name", "class", *(f"p({number})" for number in range(10))]
     assert tables[0][3]["name"] == f"{images}:3"
+
+
+def test_model_of_a_revision_is_loaded_in_a_program(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+
+    model, expected = load_model_of_revision("HEAD"), load_model("artifacts")
+
+    samples = digits().inputs[:9]
+    assert torch.equal(model.predict(samples).outputs, expected.predict(samples).outputs)
+    with pytest.raises(CheckpointError, match="For a revision, call `load_model` of pipeline.project.rev"):
+        load_model("HEAD")
 
 
 def test_model_of_a_revision_is_used(finished, images, tmp_path):

@@ -1,20 +1,24 @@
 """A published model has the files that the hub and MLflow's registry accept, and replaces no others."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from huggingface_hub import CommitOperationAdd, ModelCardData, metadata_load
+from killed_processes import killed_before
+from long_tests import long
 from mlflow_servers import serve
 from pages import page
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_runs import train
 
 from stages import load_model
-from stages.contracts.errors import StageError
+from stages.contracts.errors import CheckpointError, StageError
 from stages.inference import publish_model
 from stages.system.files import describe
 
@@ -133,6 +137,93 @@ def test_edit_of_a_published_file_is_kept(artifacts, tmp_path):
 
     with pytest.raises(StageError, match="or it was edited"):
         publish_model(artifacts, tmp_path / "hub")
+
+
+def make_other_model(artifacts, folder):
+    """Return a copy of *artifacts* with other weights and another normalization."""
+    other = shutil.copytree(artifacts, folder)
+    weights = other / "exports/model.safetensors"
+    save_file({name: value + 1 for name, value in load_file(weights).items()}, weights)
+    edit_manifest(other, **{weights.name: describe(weights)})
+    path = other / "exports/dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalization": {"mean": 3.0, "std": 2.0}}))
+    return other
+
+
+@pytest.mark.parametrize("every", [long(1), 11])
+def test_killed_call_leaves_one_model_or_none_and_any_next_call_completes(artifacts, tmp_path, every):
+    other, hub = make_other_model(artifacts, tmp_path / "other"), tmp_path / "hub"
+    publish_model(artifacts, tmp_path / "published")
+    expected = [load_model(folder / "exports/model.safetensors")(INPUTS) for folder in (artifacts, other)]
+    states = set()
+
+    for number in range(0, 1000, every):
+        shutil.rmtree(hub, ignore_errors=True)
+        shutil.copytree(tmp_path / "published", hub)
+        killed = killed_before(number, lambda: publish_model(other, hub))
+        try:
+            outputs = load_model(hub / "model.safetensors")(INPUTS)
+            states.add([torch.equal(outputs, model) for model in expected].index(True))
+        except CheckpointError:
+            states.add("refused")
+        publish_model(artifacts, hub)
+        assert read_files(hub) == read_files(tmp_path / "published")
+        if not killed:
+            break
+
+    assert number > 30
+    assert states == {0, 1, "refused"}
+
+
+def link_to(target):
+    def change(path):
+        path.unlink()
+        path.symlink_to(target)
+
+    return change
+
+
+def write_nonsense(path):
+    path.write_text("[1]")
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", [*LOADED, "exports/manifest.json"])
+@pytest.mark.parametrize(
+    "change", [link_to("/etc/passwd"), link_to("/dev/zero"), make_pipe, write_nonsense, Path.unlink]
+)
+def test_file_of_a_stranger_that_is_not_one_of_a_run_is_not_published(artifacts, tmp_path, name, change):
+    change(artifacts / name)
+
+    with pytest.raises(
+        StageError, match="cannot be read|is invalid|has no list|was not written|needs the exports"
+    ):
+        publish_model(artifacts, tmp_path / "hub")
+
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("hub", Path.touch),
+        ("hub", lambda path: path.symlink_to("missing")),
+        ("hub/exports", Path.touch),
+        ("hub/exports", lambda path: path.symlink_to(path.parent.parent)),
+    ],
+)
+def test_file_or_link_in_place_of_a_folder_is_refused(artifacts, tmp_path, name, make):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    make(tmp_path / name)
+
+    with pytest.raises(StageError, match=f"{name} is a file or a link. Move it"):
+        publish_model(artifacts, tmp_path / "hub")
+
+    assert [path.name for path in (tmp_path / "hub").rglob("*")] in ([], ["exports"])
 
 
 def remove_card(artifacts):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -296,15 +297,57 @@ def test_directory_without_a_description_of_the_data_is_refused(tmp_path, direct
         load_model(tmp_path / "learner")
 
 
-@pytest.mark.parametrize("name", ["", "checkpoint/model-1.mpk.gz"])
-def test_run_store_is_refused_with_the_directory_to_pass(directory, name):
-    [store] = [path.parent for path in (directory.parent / "runs").glob("*/key.json")]
-    assert (store / name).exists()
+def find_store(directory):
+    [key] = (directory.parent / "runs").glob("*/key.json")
+    return key.parent
 
-    with pytest.raises(
-        CheckpointError, match="A run store has checkpoints and no params: .* such as artifacts"
-    ):
-        load_model(store / name)
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory, table_source):
+    """Return the artifact directory of a run that averages its weights."""
+    options = {"averaging": {"kind": "ema", "decay": 0.5}, "num_epochs": 2}
+    return train(tmp_path_factory.mktemp("averaged"), table_source, **options)
+
+
+def test_run_store_has_the_predictions_of_the_model_that_save_model_wrote(averaged):
+    samples = data.read_split(averaged.parent / "prepared", "test").inputs
+
+    found = load_model(find_store(averaged)).predict(samples)
+
+    expected = load_model(averaged).predict(samples)
+    assert torch.equal(found.outputs, expected.outputs)
+    assert found.labels == expected.labels
+
+
+@pytest.mark.parametrize("place", [lambda directory: directory, find_store])
+def test_file_of_a_checkpoint_has_the_weights_of_its_epoch(averaged, place):
+    states = []
+    for epoch in (1, 2):
+        model = load_model(place(averaged) / f"checkpoint/model-{epoch}.mpk.gz")
+        states.append(torch.cat([weight.flatten() for weight in model.model.state_dict().values()]))
+
+    average = torch.cat([weight.flatten() for weight in load_model(averaged).model.state_dict().values()])
+    assert len({tuple(state.tolist()) for state in (*states, average)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("dataset.json", None, "dataset.json does not exist"),
+        ("key.json", "[]", "key.json has no params of fit"),
+        ("key.json", '{"params": {"batch_size": 0}}', "key.json has no params of fit"),
+        ("checkpoint/trainer-1.mpk.gz", None, "has no checkpoint of epoch 1; found: none"),
+        ("checkpoint/model-1.mpk.gz", "x", "checkpoint of epoch 1 is not intact"),
+    ],
+)
+def test_damaged_run_store_is_refused(tmp_path, directory, name, content, message):
+    store = shutil.copytree(find_store(directory), tmp_path / "store")
+    (store / name).unlink()
+    if content is not None:
+        (store / name).write_text(content)
+
+    with pytest.raises(CheckpointError, match=message):
+        load_model(store)
 
 
 def test_labels_are_numbers_without_names():

@@ -1,13 +1,13 @@
 """Processes that use run stores, some of which are killed at a chosen operation."""
 
 import os
-import signal
 import subprocess
 import sys
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
+import killed_processes
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def process():
 @pytest.fixture
 def killed_before():
     """Return a function that runs an action in a process that is killed at one of its file operations."""
-    return _killed_before
+    return killed_processes.killed_before
 
 
 @pytest.fixture
@@ -89,34 +89,3 @@ def _process(code, *arguments):
         started.kill()
         started.wait()
         started.stdout.close()
-
-
-def _killed_before(number, action):
-    """Run *action* in another process; return whether it was killed before its file operation *number*.
-
-    File operations are all opens, renames, removals and locks of Python in that process.
-    """
-    pid = os.fork()
-    if pid == 0:
-        _kill_at(number)
-        try:
-            action()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001  the child must not run on as a second pytest
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
-
-
-def _kill_at(number):
-    left = iter(range(number))
-
-    def hook(event, arguments):
-        if event in FILE_EVENTS and next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)

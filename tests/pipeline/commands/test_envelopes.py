@@ -38,6 +38,7 @@ REFUSED = (
 )
 RUNNING = (
     "init",
+    "init own",
     "doctor --timeout 600",
     "plot Loss --svg loss.svg",
     "evaluate",

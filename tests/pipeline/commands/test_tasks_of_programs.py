@@ -166,7 +166,7 @@ def test_program_sets_the_params_of_a_resume(finished):
 
 
 def test_program_frees_the_space_of_finished_runs(finished):
-    removed = call(finished, "runs prune --keep 0")["data"]["lines"]
+    removed = call(finished, "runs prune --keep 0")["data"]["removed"]
 
     assert len(removed) == 1
     assert call(finished, "runs list")["data"] == []

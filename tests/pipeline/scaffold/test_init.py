@@ -255,8 +255,9 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(open_project,
     (new_project.folder.parent / "other").touch()
     new_project.ok("git", "add", "../other")
 
-    printed = new_project.call("init", ".").ok()
+    made = json.loads(new_project.call("init", ".", "--json").ok())["data"]
 
+    printed = "\n".join(made["notes"])
     assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in printed
     assert "README" not in printed
     assert "prefect.yaml" not in printed
@@ -264,12 +265,9 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(open_project,
     assert (new_project.folder / "README.md").read_text() == "mine\n"
     assert not (new_project.folder / ".git").exists()
     committed = set(new_project.ok("git", "ls-tree", "-r", "--name-only", "HEAD").split())
-    made = FILES - {".dvc", ".git", ".gitignore", "README.md", "prefect.yaml"} | {
-        ".dvc/config",
-        ".dvc/.gitignore",
-        PLOT,
-    }
-    assert committed == made
+    unchanged = {".dvc", ".git", ".gitignore", "README.md", "prefect.yaml"}
+    assert committed == FILES - unchanged | {".dvc/config", ".dvc/.gitignore", PLOT} == set(made["files"])
+    assert made["commit"] == new_project.ok("git", "rev-parse", "--short", "HEAD").strip()
     assert new_project.ok("git", "diff", "--cached", "--name-only") == "other\n"
     assert "subdir" not in (new_project.folder / ".dvc/config").read_text()
     assert new_project.dvc("root").ok().strip() == "."

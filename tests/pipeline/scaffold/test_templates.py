@@ -1,5 +1,6 @@
 """Every template of `learner init` makes a project that trains, resumes, and can be compared."""
 
+import json
 import os
 import re
 import shlex
@@ -175,15 +176,14 @@ def test_stages_of_learner_have_the_params_and_outputs_of_the_default_project(na
 
 def test_init_without_a_folder_lists_the_templates(open_project, tmp_path):
     printed = open_project(tmp_path).call("init")
+    data = json.loads(open_project(tmp_path).call("init", "--json").ok())["data"]
 
     lines = printed.out.splitlines()
     assert (printed.code, printed.err) == (0, "")
     assert [line.split()[0] for line in lines[: len(NAMES)]] == NAMES
-    assert (
-        lines[0]
-        == f"{'minimal':{max(map(len, NAMES))}}  " + read_files("minimal")["README.md"].splitlines()[2]
-    )
+    assert data["minimal"] == read_files("minimal")["README.md"].splitlines()[2]
     assert lines[-1].startswith("Example: learner init my-project --template ")
+    assert lines[: len(NAMES)] == [f"{name:{max(map(len, NAMES))}}  {data[name]}" for name in NAMES]
     assert list(tmp_path.iterdir()) == []
 
 
