@@ -11,7 +11,7 @@ NO_ANALYTICS = {"DVC_NO_ANALYTICS": "true", "DO_NOT_TRACK": "1", "PREFECT_SERVER
 """Variables with which DVC and Prefect send no usage statistics, here and in processes that are started."""
 
 
-def run() -> None:
+def start() -> None:
     """Run `main` in a process of its own, which ends without the destruction of all objects."""
     try:
         main()
@@ -71,4 +71,4 @@ def _exit(message: str, code: int) -> None:
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # with -m, the current folder, in which a file may have the name of any module
-    run()
+    start()
