@@ -8,6 +8,8 @@
 * The final state of a run. Prefect raises an error if the server does not respond when the run has ended, and
   then reports another final state. With the replacement the run ends as it has, and a note on disk has its
   state for the next run to report. A process that Prefect has started exits with code 1.
+* The creation of a flow run. Prefect repeats a request whose response is lost, and the server then creates a
+  second run, while the first one stays pending. With the replacement the request has an idempotency key.
 * The commit of a cancellation. Prefect's runner announces it before it sends SIGTERM, and the run accepts it
   only if Prefect's own handler of SIGTERM is installed. A stage installs a handler that defers the signal.
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
@@ -34,16 +36,17 @@ import random
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging import get_logger
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.flows.artifacts import API_ERRORS
-from pipeline.flows.run_registry import note_end
+from pipeline.flows.run_registry import create_once, note_end
 from pipeline.flows.server_outage import (
     RUN_VARIABLE,
     exit_with_outage,
@@ -93,6 +96,20 @@ def _note_unsent_end(
     if RUN_VARIABLE in os.environ:
         exit_with_outage()
     return state
+
+
+def _create_flow_run_once(original: Any, client: Any, *arguments: Any, **options: Any) -> FlowRun:
+    def create(key: UUID) -> FlowRun:
+        def request(method: str, path: str, **content: Any) -> httpx.Response:
+            if path == "/flow_runs/":
+                content["json"] = content["json"] | {"idempotency_key": str(key)}
+            response: httpx.Response = client.request(method, path, **content)
+            return response
+
+        flow_run: FlowRun = original(SimpleNamespace(request=request), *arguments, **options)
+        return flow_run
+
+    return create_once(create)
 
 
 def _warn(message: str) -> None:
@@ -201,6 +218,14 @@ PATCHES: tuple[Patch, ...] = (
         "(client, state, flow_run_id, force=False)",
         SUPPORTED,
         _note_unsent_end,
+    ),
+    Patch(
+        "prefect.client.orchestration._flow_runs.client:FlowRunClient.create_flow_run",
+        "Prefect creates a flow run without an idempotency key, so a repeated request creates another",
+        "(self, flow, name=None, parameters=None, context=None, tags=None, parent_task_run_id=None, "
+        "state=None, work_pool_name=None, work_queue_name=None, job_variables=None)",
+        SUPPORTED,
+        _create_flow_run_once,
     ),
     Patch(
         "prefect._internal.control_listener:commit_control_intent_and_ack",
