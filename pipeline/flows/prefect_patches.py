@@ -17,6 +17,8 @@
   the observer of cancellations stops. With the replacement a loop continues until the server responds.
 * The events of the observers. They stop when the server closes the connection, as at a restart. With the
   replacement they connect again, and ask for what the events have not reported.
+* The start of the runner. It fails if the server sends something else than HTTP when the runner connects to
+  send events. With the replacement the runner starts without sending them.
 * The sending of logs. Prefect prints an error for each batch that the server does not accept, while the end
   of the run reports an outage.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
@@ -42,6 +44,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.events.clients import NullEventsClient
 from prefect.logging import get_logger
 
 from pipeline.engine.signals import DeferredSignals
@@ -179,6 +182,14 @@ async def _connect_again(original: Any, observer: Any) -> None:
         events.cancel()
 
 
+async def _start_without_events(original: Any, emitter: Any) -> Any:
+    try:
+        return await original(emitter)
+    except Exception:  # noqa: BLE001  that of websockets, a package of Prefect
+        vars(emitter)["_get_events_client"] = NullEventsClient
+        return await original(emitter)
+
+
 async def _send_quietly(_original: Any, worker: Any, items: list[dict[str, Any]]) -> None:
     with suppress(Exception):  # Prefect's own method catches all, and prints them
         await vars(worker)["_client"].create_logs(items)
@@ -254,6 +265,13 @@ PATCHES: tuple[Patch, ...] = (
             _connect_again,
         )
         for observer in CHECKS
+    ),
+    Patch(
+        "prefect.runner._event_emitter:EventEmitter.__aenter__",
+        "Prefect's runner does not start if the server sends no HTTP when it connects to send events",
+        "(self)",
+        SUPPORTED,
+        _start_without_events,
     ),
     Patch(
         "prefect.logging.handlers:APILogWorker._handle_batch",

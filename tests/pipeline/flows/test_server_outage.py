@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import pytest
 from prefect._internal import observers
+from prefect.runner._event_emitter import EventEmitter
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 from prefect_servers import FAULTS, Api, Proxy, running_server
@@ -154,6 +155,20 @@ def test_loop_of_the_runner_ends_if_the_server_refuses_its_login(proxy):
 
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         asyncio.run(observers.critical_service_loop(poll, interval=0.001))
+
+
+def test_runner_starts_although_the_server_sends_garbage_instead_of_accepting_events(proxy):
+    prefect_patches.apply()
+    proxy.fail("garbage")
+
+    async def start():
+        async with EventEmitter(runner_name="nightly", client=None) as emitter:
+            return emitter
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        asyncio.run(start())
+
+    assert proxy.faults > 0
 
 
 def test_check_of_each_observer_exists():
