@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
-from uuid import UUID
 
 from prefect import State, flow, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient
@@ -22,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.settings import temporary_settings
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Completed, Failed
 from pydantic import Field
 
 from pipeline.engine.lock import project_lock
@@ -40,7 +39,7 @@ from pipeline.flows.experiments import (
     warn_of_temporary_folder,
 )
 from pipeline.flows.run_page import slug, write_artifacts
-from pipeline.flows.run_registry import end_tasks, note_end, register_flow_run, register_this_run
+from pipeline.flows.run_registry import end_tasks, note_end, register_this_run
 from pipeline.flows.server_outage import (
     QUICK_REQUESTS,
     UnrecordedRunError,
@@ -84,8 +83,6 @@ NO_ITEMS: list[str] = []
 def _name_run() -> str:
     """Return the name of the flow run that begins: its overrides, or the model, optimizer and epochs."""
     context = FlowRunContext.get()
-    if (command_line := _command_line.get()) and context and context.flow_run:
-        command_line.flow_runs.append(context.flow_run.id)
     overrides = (context.parameters or {}).get("overrides") if context else None
     if overrides:
         return ", ".join(_shorten(override) for override in overrides)[:MAX_NAME]
@@ -176,8 +173,6 @@ class _CommandLine:
     report: Report
     run: Callable[[str, Renderer | None], None]
     has_begun: threading.Event = field(default_factory=threading.Event)
-    flow_runs: list[UUID] = field(default_factory=list)
-    """The flow run that the server has created."""
 
 
 _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", default=None)
@@ -204,9 +199,6 @@ def run_from_command_line(
         if prefect_api.read_recording(prefect_api.Recording.OPTIONAL) is prefect_api.Recording.REQUIRED:
             raise
         print_error(f"warning: {error}")
-        for flow_run in command_line.flow_runs:
-            register_flow_run(flow_run)
-            note_end(flow_run, Cancelled(message=str(error)))
     finally:
         _command_line.reset(token)
 

@@ -8,6 +8,8 @@
 * The final state of a run. Prefect raises an error if the server does not respond when the run has ended, and
   then reports another final state. With the replacement the run ends as it has, and a note on disk has its
   state for the next run to report. A process that Prefect has started exits with code 1.
+* The creation of a flow run. Prefect repeats a request whose response is lost, and the server then creates a
+  second run, while the first one stays pending. With the replacement the request has an idempotency key.
 * The commit of a cancellation. Prefect's runner announces it before it sends SIGTERM, and the run accepts it
   only if Prefect's own handler of SIGTERM is installed. A stage installs a handler that defers the signal.
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
@@ -15,6 +17,8 @@
   the observer of cancellations stops. With the replacement a loop continues until the server responds.
 * The events of the observers. They stop when the server closes the connection, as at a restart. With the
   replacement they connect again, and ask for what the events have not reported.
+* The start of the runner. It fails if the server sends something else than HTTP when the runner connects to
+  send events. With the replacement the runner starts without sending them.
 * The sending of logs. Prefect prints an error for each batch that the server does not accept, while the end
   of the run reports an outage.
 * The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
@@ -34,16 +38,18 @@ import random
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events.clients import NullEventsClient
 from prefect.logging import get_logger
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.flows.artifacts import API_ERRORS
-from pipeline.flows.run_registry import note_end
+from pipeline.flows.run_registry import create_once, note_end
 from pipeline.flows.server_outage import (
     RUN_VARIABLE,
     exit_with_outage,
@@ -93,6 +99,20 @@ def _note_unsent_end(
     if RUN_VARIABLE in os.environ:
         exit_with_outage()
     return state
+
+
+def _create_flow_run_once(original: Any, client: Any, *arguments: Any, **options: Any) -> FlowRun:
+    def create(key: UUID) -> FlowRun:
+        def request(method: str, path: str, **content: Any) -> httpx.Response:
+            if path == "/flow_runs/":
+                content["json"] = content["json"] | {"idempotency_key": str(key)}
+            response: httpx.Response = client.request(method, path, **content)
+            return response
+
+        flow_run: FlowRun = original(SimpleNamespace(request=request), *arguments, **options)
+        return flow_run
+
+    return create_once(create)
 
 
 def _warn(message: str) -> None:
@@ -162,6 +182,14 @@ async def _connect_again(original: Any, observer: Any) -> None:
         events.cancel()
 
 
+async def _start_without_events(original: Any, emitter: Any) -> Any:
+    try:
+        return await original(emitter)
+    except Exception:  # noqa: BLE001  that of websockets, a package of Prefect
+        vars(emitter)["_get_events_client"] = NullEventsClient
+        return await original(emitter)
+
+
 async def _send_quietly(_original: Any, worker: Any, items: list[dict[str, Any]]) -> None:
     with suppress(Exception):  # Prefect's own method catches all, and prints them
         await vars(worker)["_client"].create_logs(items)
@@ -203,6 +231,14 @@ PATCHES: tuple[Patch, ...] = (
         _note_unsent_end,
     ),
     Patch(
+        "prefect.client.orchestration._flow_runs.client:FlowRunClient.create_flow_run",
+        "Prefect creates a flow run without an idempotency key, so a repeated request creates another",
+        "(self, flow, name=None, parameters=None, context=None, tags=None, parent_task_run_id=None, "
+        "state=None, work_pool_name=None, work_queue_name=None, job_variables=None)",
+        SUPPORTED,
+        _create_flow_run_once,
+    ),
+    Patch(
         "prefect._internal.control_listener:commit_control_intent_and_ack",
         "Prefect accepts a cancellation only while its own handler of SIGTERM is installed",
         "(commit_intent, clear_intent, send_ack, trigger_cancel=None)",
@@ -229,6 +265,13 @@ PATCHES: tuple[Patch, ...] = (
             _connect_again,
         )
         for observer in CHECKS
+    ),
+    Patch(
+        "prefect.runner._event_emitter:EventEmitter.__aenter__",
+        "Prefect's runner does not start if the server sends no HTTP when it connects to send events",
+        "(self)",
+        SUPPORTED,
+        _start_without_events,
     ),
     Patch(
         "prefect.logging.handlers:APILogWorker._handle_batch",

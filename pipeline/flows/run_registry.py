@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
@@ -34,20 +34,44 @@ from stages.system.file_lock import hold_lock, is_locked, lock_holder
 from stages.system.files import write_text
 
 UNSENT = "The server was unreachable when this run ended"
+NOT_BEGUN = "The server did not respond before this run began, or its process was killed"
 SUBMISSION_SECONDS = 20.0
 """Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""
 
 
+def create_once(create: Callable[[UUID], FlowRun]) -> FlowRun:
+    """Return the flow run that *create* makes the server create for an idempotency key.
+
+    A note has the key until the run begins. If the response of the server is lost, or the process is killed
+    before that, the next run in this folder ends the run that the server has created.
+    """
+    key = uuid4()
+    _register(key, key=str(key), end=_describe(Cancelled(message=NOT_BEGUN)))
+    flow_run = create(key)
+    _keys[flow_run.id] = key
+    return flow_run
+
+
+_keys: dict[UUID, UUID] = {}
+"""The idempotency keys of the flow runs that this process has created, and that have not begun."""
+
+
 def register_flow_run(flow_run: UUID) -> None:
     """Note *flow_run* on disk, and hold a lock until this process exits, also by a kill."""
-    note = _note(flow_run)
+    _register(flow_run)
+    if key := _keys.pop(flow_run, None):
+        _remove(_note(key))
+
+
+def _register(name: UUID, **content: object) -> None:
+    note = _note(name)
     FLOW_RUNS_FOLDER.mkdir(parents=True, exist_ok=True)
     stack = ExitStack()
     try:
         stack.enter_context(hold_lock(note.with_suffix(".lock")))
     except RunInUseError:  # this process has registered it already
         return
-    write_text(note, json.dumps({"api": describe_url()}))
+    write_text(note, json.dumps({"api": describe_url(), **content}))
     atexit.register(stack.close)
 
 
@@ -62,8 +86,11 @@ def register_this_run() -> None:
 
 def note_end(flow_run: UUID, state: State[Any]) -> None:
     """Note that *flow_run* has ended in *state*, which the server does not have yet."""
-    end = {"type": state.type.value, "name": state.name, "message": state.message or UNSENT}
-    write_text(_note(flow_run), json.dumps({"api": describe_url(), "end": end}))
+    write_text(_note(flow_run), json.dumps({"api": describe_url(), "end": _describe(state)}))
+
+
+def _describe(state: State[Any]) -> dict[str, str | None]:
+    return {"type": state.type.value, "name": state.name, "message": state.message or UNSENT}
 
 
 def report_killed_runs() -> None:
@@ -83,14 +110,23 @@ def report_killed_runs() -> None:
                 continue
             try:
                 with short_timeout_client() as client:
-                    if "end" in noted:
-                        _report_end(client, UUID(note.stem), State.model_validate(noted["end"]))
-                    _report(client, UUID(note.stem), str(owner or "an unknown process"))
+                    for flow_run in _find_runs(client, note, noted.get("key")):
+                        if "end" in noted:
+                            _report_end(client, flow_run, State.model_validate(noted["end"]))
+                        _report(client, flow_run, str(owner or "an unknown process"))
             except ObjectNotFound:  # a user deleted the run
                 pass
             except API_ERRORS:
                 return
             _remove(note)
+
+
+def _find_runs(client: SyncPrefectClient, note: Path, key: str | None) -> list[UUID]:
+    """Return the flow run that *note* is named by, or the one that was created for *key*, if there is one."""
+    if key is None:
+        return [UUID(note.stem)]
+    of_key = FlowRunFilter.model_validate({"idempotency_key": {"any_": [key]}})
+    return [flow_run.id for flow_run in client.read_flow_runs(flow_run_filter=of_key)]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ QUICK_REQUESTS = {
 }
 """The settings with which a request fails within half a minute: two attempts, and a pause of two seconds.
 
-More attempts need a shorter timeout, and a busy server then creates a flow run for each of them.
+More attempts need a shorter timeout, which a busy server exceeds.
 """
 
 

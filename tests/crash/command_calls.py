@@ -1,28 +1,35 @@
 """An error at one system call of `learner run` or `dvc repro` on a result: it fails and resumes, or succeeds.
 
 Of `dvc repro`, the calls of DVC's own process: the same code makes those of a stage under `learner run`.
+Trials are in rounds: each has a call of each kind on each kind of file, so that a short series has them all.
 """
 
 import os
 import sys
 import time
 from collections import defaultdict
+from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 
 from dvc.cli import main as dvc
 from in_process import call
 from report import Row
-from small_run import fork, wait_for_result
+from small_run import fork, run_in_child, wait_for_result
 from tracer import check_permitted, trace, wait_for_tracer
 from trial_projects import difference, templates
 from workers import run_sample
 
+from pipeline.sweep.point_server import PRELOADED
 from stages.system.files import PART_SUFFIX
 
 ERRORS = ("EIO", "EACCES", "ENFILE", "ENOSPC")
 READ = ("/artifacts", "/data", "/.runs", "/dvc.lock", "/.dvc/cache")
 """Folders and files of the results; the code of a project is read as well."""
 RUN_CACHE = ".dvc/cache/runs/"
+SMALLEST = (("num_epochs: 3", "num_epochs: 1"), ("checkpoint_every_steps: 3", "checkpoint_every_steps: 15"))
+IMPORTED_LATE = (*PRELOADED, "dvc.repo", "pipeline.flows.prefect_api", "sklearn.datasets", "torch._inductor")
+"""Modules that each trial would import again, which takes longer than its stages."""
 
 
 def run_learner(project):
@@ -52,7 +59,9 @@ class CommandCalls:
 
     def __init__(self, folder):
         self.folder = folder
-        self.templates = templates(folder.parent, ("num_epochs: 3", "num_epochs: 1"))
+        for name in IMPORTED_LATE:
+            import_module(name)
+        self.templates = templates(folder.parent, *SMALLEST)
         self.calls = {entry: self._run(entry, self._begin(f"untouched-{entry[:3]}"))[0] for entry in ENTRIES}
         self.cases = [
             (entry, number, error)
@@ -77,14 +86,30 @@ class CommandCalls:
         ended, answer, text = wait_for_result(pid, reading, status)
         return calls, *(answer if ended == 0 else (ended, text))
 
+    @staticmethod
+    def _run_untraced(entry, project):
+        ended, answer, text = run_in_child(lambda: ENTRIES[entry](project))
+        return answer if ended == 0 else (ended, text)
+
     def sample(self, count, draw):
-        """Draw *count* cases over the kinds of calls and files."""
+        """Draw *count* cases in rounds: each has a call on each kind of file, with one of the errors.
+
+        Each call comes once before any has a second error.
+        """
         kinds = defaultdict(list)
-        for index, (entry, number, error) in enumerate(self.cases):
+        for index in range(0, len(self.cases), len(ERRORS)):
+            entry, number, _ = self.cases[index]
             target = self.calls[entry][number]
-            kinds[entry, target.name, _kind(target.path), error].append(index)
-        chosen = [draw.choice(cases) for cases in kinds.values()]
-        return draw.sample(chosen, min(count, len(chosen)))
+            kinds[entry, target.name, _kind(target.path)].append(index)
+        for calls in kinds.values():
+            draw.shuffle(calls)
+        rounds = [index for calls in zip_longest(*kinds.values()) for index in calls if index is not None]
+        offsets = [draw.randrange(len(ERRORS)) for _ in rounds]
+        return [
+            index + (offset + turn) % len(ERRORS)
+            for turn in range(len(ERRORS))
+            for index, offset in zip(rounds, offsets, strict=True)
+        ][:count]
 
     def trial(self, index):
         """Inject error *index*, and run the same command again."""
@@ -99,7 +124,7 @@ class CommandCalls:
             wrong.append("exit 0, but other outputs" if differs and not is_of_dvc else "")
         elif code != (255 if entry == "dvc repro" else 1) or not text.strip():
             wrong.append(f"it ended with {code}")
-        again, more = self._run(entry, project)[1:]
+        again, more = self._run_untraced(entry, project)
         wrong += [f"the next run ended with {again}: {more[-600:]}" if again else ""]
         wrong += [self._difference(project, RUN_CACHE if is_of_dvc else None)]
         wrong += [", ".join(left_behind(project.folder))]

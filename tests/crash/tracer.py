@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import signal
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from report import SkippedError
 
-TRACEME, POKEUSER, SETOPTIONS, SYSCALL, GET_SYSCALL_INFO = 0, 6, 0x4200, 24, 0x420E
+TRACEME, POKEUSER, CONT, SETOPTIONS, SYSCALL, GET_SYSCALL_INFO = 0, 6, 7, 0x4200, 24, 0x420E
 TRACESYSGOOD, TRACECLONE, EXITKILL = 1, 8, 0x100000
 ALL_THREADS = 0x40000000
 """The option of `os.waitpid` that also reports threads."""
@@ -29,6 +30,8 @@ BY_HANDLE |= {77: "ftruncate", 285: "fallocate", 306: "syncfs"}
 BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
 BY_FOLDER_AND_PATH = {257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
 WRITES = {"write", "pwrite64"}
+RANDOM_PART = re.compile(r"(?<=\.)[0-9a-f]{8}(?=\.part\b)|(?<=\.)[\w-]{22}(?=\.tmp\b)")
+"""The part of a temporary name, of this project or of DVC, that is another in each run."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -84,16 +87,16 @@ def wait_for_tracer():
 def trace(pid, folder, target=None, change=None):
     """Let the child *pid* run, and *change* its call *target* below *folder*.
 
-    Return its calls, and its status from `os.waitpid`. *change* is ``kill``, ``short``, or the name of an
-    error such as ``ENOSPC``.
+    Return its calls, up to *target* if that is reached, and its status from `os.waitpid`. *change* is
+    ``kill``, ``short``, or the name of an error such as ``ENOSPC``.
     """
     os.waitpid(pid, 0)
     _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | TRACECLONE | EXITKILL)
     calls, counts, pending, threads = [], Counter(), {}, {pid}
-    thread, passed_on = pid, 0
+    thread, passed_on, is_changed = pid, 0, False
     while True:
         if thread in threads:
-            _ptrace(SYSCALL, thread, 0, passed_on)
+            _ptrace(CONT if is_changed and thread not in pending else SYSCALL, thread, 0, passed_on)
         thread, status = os.waitpid(-1, ALL_THREADS)
         if not os.WIFSTOPPED(status):
             if thread == pid:
@@ -109,11 +112,13 @@ def trace(pid, folder, target=None, change=None):
         if info.op == EXIT and thread in pending:
             _ptrace(POKEUSER, thread, RAX, -pending.pop(thread))
         elif info.op == ENTRY and (found := _call(thread, info)) and found[1].startswith(str(folder)):
-            key = found[0], found[1].removeprefix(str(folder))
+            key = found[0], RANDOM_PART.sub("*", found[1].removeprefix(str(folder)))
             calls.append(Call(*key, counts[key]))
             counts[key] += 1
-            if calls[-1] == target and (error := _change_call(pid, thread, info, change)):
-                pending[thread] = error
+            if calls[-1] == target:
+                is_changed = True  # further stops would only take time
+                if error := _change_call(pid, thread, info, change):
+                    pending[thread] = error
 
 
 def _signal_to_pass_on(status, *, is_new):

@@ -106,7 +106,7 @@ class Proxy:
     def __init__(self, address):
         self._connections = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._fault, self._first = None, 0
+        self._fault, self._first, self._path = None, 0, b""
         self.requests, self.faults = 0, 0
         """The numbers of requests, and of those that had a fault."""
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/api"
@@ -123,13 +123,14 @@ class Proxy:
         self._listener.close()
         self._thread.join()
 
-    def fail(self, fault, count=math.inf, *, after=0):
-        """Let the next *count* requests fail: at once, with closed connections, or *after* some requests.
+    def fail(self, fault, count=math.inf, *, after=0, path=""):
+        """Let the next *count* requests of *path* fail: at once, with closed connections, or *after* some.
 
         *fault* is "drop", which closes the connection, "silent", which sends no response, "delay" of some
         seconds, "truncate", which closes the connection within the response, or one of `RESPONSES`.
         """
         self._fault, self._count, self._first = fault, count, self.requests + after
+        self._path = f"{path} HTTP/1".encode() if path else b""
         if after == 0:
             close(*self._connections)
 
@@ -150,7 +151,7 @@ class Proxy:
         upstream, is_truncated = socket.socket(), threading.Event()
         with contextlib.suppress(OSError), client, upstream:
             while content := client.recv(1 << 16):
-                fault = self._take_fault() if REQUEST.match(content) else None
+                fault = self._take_fault(content) if REQUEST.match(content) else None
                 if fault == "drop":
                     break
                 if fault == "silent":
@@ -172,10 +173,10 @@ class Proxy:
             close(client, upstream)
         self._connections -= {client, upstream}
 
-    def _take_fault(self):
-        """Return the fault of the request that arrives; None if it has none."""
+    def _take_fault(self, content):
+        """Return the fault of the request that arrives with *content*; None if it has none."""
         self.requests += 1
-        if self.requests <= self._first or self._count <= 0:
+        if self.requests <= self._first or self._count <= 0 or self._path not in content:
             return None
         self._count, self.faults = self._count - 1, self.faults + 1
         return self._fault

@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import pytest
 from prefect._internal import observers
+from prefect.runner._event_emitter import EventEmitter
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 from prefect_servers import FAULTS, Api, Proxy, running_server
@@ -156,6 +157,20 @@ def test_loop_of_the_runner_ends_if_the_server_refuses_its_login(proxy):
         asyncio.run(observers.critical_service_loop(poll, interval=0.001))
 
 
+def test_runner_starts_although_the_server_sends_garbage_instead_of_accepting_events(proxy):
+    prefect_patches.apply()
+    proxy.fail("garbage")
+
+    async def start():
+        async with EventEmitter(runner_name="nightly", client=None) as emitter:
+            return emitter
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        asyncio.run(start())
+
+    assert proxy.faults > 0
+
+
 def test_check_of_each_observer_exists():
     for name, check in prefect_patches.CHECKS.items():
         assert callable(getattr(getattr(observers, name), check))
@@ -184,6 +199,40 @@ def test_run_that_the_server_does_not_let_begin_is_one_warning(workspace, proxy,
     assert not has_begun.is_set()
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: the Prefect server at {proxy.address} does not respond as it should (")
+
+
+def test_lost_response_to_the_creation_of_a_run_creates_no_second_one(workspace, server, proxy):
+    before = ids_of_runs(Api(server))
+    proxy.fail("truncate", 1, path="/flow_runs/")
+
+    with project_lock(), run_from_command_line(lambda *_: None):
+        learner(experiment=False, targets=["create-artifact-dir"])
+
+    assert proxy.faults == 1
+    assert [Api(server).state(run) for run in ids_of_runs(Api(server)) - before] == ["Completed"]
+
+
+@pytest.mark.long  # the test before
+def test_run_whose_creation_has_no_response_is_ended_by_the_next_one(project, server, proxy):
+    api = Api(server)
+    before = ids_of_runs(api)
+
+    proxy.fail("truncate", path="/flow_runs/")
+    first = project.call("run", "create-artifact-dir", PREFECT_API_URL=proxy.address)
+    proxy.recover()
+    project.call("run", "create-artifact-dir", PREFECT_API_URL=proxy.address).ok()
+
+    assert "so this run is not recorded there" in first.err
+    assert sorted(map(api.state, ids_of_runs(api) - before)) == ["Cancelled", "Completed"]
+    assert notes_of(project) == []
+
+
+def ids_of_runs(api):
+    """Return the ids of the flow runs that no deployment has created."""
+    return {
+        run["id"]
+        for run in api.post("flow_runs/filter", {"flow_runs": {"deployment_id": {"is_null_": True}}})
+    }
 
 
 def test_stages_of_dvc_that_the_server_does_not_let_begin_are_one_warning(workspace, proxy, monkeypatch):
