@@ -117,6 +117,23 @@ def test_program_with_other_outputs_is_refused(run, tmp_path, kind, change, mess
     assert list(tmp_path.iterdir()) == []
 
 
+def test_program_with_another_weight_is_refused(run, tmp_path):
+    with pytest.raises(StageError, match="pt2: test split, batch 1: an output of the program differs from"):
+        export_program("pt2", replace(run, model=OtherWeight()), tmp_path / "model", preprocess=False)
+
+
+class OtherWeight(Net):
+    """A model one of whose weights is larger in an export."""
+
+    def __init__(self):
+        super().__init__(lambda logits: logits)
+
+    def forward(self, inputs):
+        weight = self.linear.weight
+        factor = 1 + 0.01 * torch.eye(3)[0] if torch.compiler.is_exporting() else 1.0
+        return torch.nn.functional.linear(inputs, weight * factor, self.linear.bias)
+
+
 def test_program_with_another_metric_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr("stages.inference.programs.OUTPUT_TOLERANCE", 0.1)
     with pytest.raises(StageError, match="Loss over the test split is .* with the program, and"):
