@@ -74,12 +74,20 @@ PROGRAMS = [name for name in NAMES if "exports:" in read_files(name).get("params
 @pytest.mark.long  # tests/inference/test_exports.py, on one model
 @pytest.mark.parametrize("new_project", PROGRAMS, indirect=True)
 def test_model_of_a_template_is_exported_as_programs_with_its_metrics(new_project):
-    new_project.edit("params.yaml", "exports: []", "exports: [onnx, pt2, model_card]")
+    """save-model compares the programs with the model, whose metrics are those of the run."""
+    new_project.edit("params.yaml", "exports: []", "exports: [safetensors, onnx, pt2, model_card]")
 
     new_project.dvc("repro").ok()
 
-    files = {path.name for path in (new_project.folder / "artifacts/exports").iterdir()}
+    artifacts = new_project.folder / "artifacts"
+    files = {path.name for path in (artifacts / "exports").iterdir()}
     assert {"model.onnx", "model.pt2", "README.md"} < files
+    metrics = json.loads((artifacts / "metrics.json").read_text())
+    epoch = json.loads((artifacts / "exports/manifest.json").read_text())["epoch"]
+    recorded = next(values["valid"] for values in (metrics, metrics["best"]) if values["epoch"] == epoch)
+    for model in ("model.mpk.gz", "exports/model.safetensors"):
+        evaluated = new_project.call("evaluate", "--model", f"artifacts/{model}", "--json").ok()
+        assert json.loads(evaluated.out)["data"]["metrics"] == recorded
 
 
 @pytest.fixture
