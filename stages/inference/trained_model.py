@@ -173,8 +173,14 @@ class TrainedModel(nn.Module):
         """Return the predictions for *samples*, computed in batches of *batch_size*.
 
         *batch_size* is that of the training by default, so that the predictions for the test split are those
-        that save-model measured.
+        that save-model measured. Raises `BuilderError` if the steps of the model take several views of a
+        sample, or return no output.
         """
+        if self.fit.views > 1:
+            raise BuilderError(
+                f"the steps of {type(self.model).__name__} take {self.fit.views} views of each sample "
+                "(fit.views), and predict has one. Call the model itself, which is the attribute model"
+            )
         was_training = self.training
         self.eval()
         size = batch_size or self.fit.batch_size

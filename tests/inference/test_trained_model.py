@@ -254,6 +254,14 @@ def test_model_whose_step_returns_no_output_is_refused(directory):
         model.predict(data.read_split(directory.parent / "prepared", "test").inputs)
 
 
+def test_model_that_was_trained_on_several_views_is_refused(directory):
+    model = load_model(directory)
+    model.fit = model.fit.model_copy(update={"views": 2})
+
+    with pytest.raises(BuilderError, match=r"take 2 views of each sample \(fit.views\), and predict has one"):
+        model.predict(data.read_split(directory.parent / "prepared", "test").inputs)
+
+
 def test_regression_predicts_numbers(tmp_path):
     np.savez(tmp_path / "x.npz", inputs=np.arange(24.0).reshape(8, 3), targets=np.arange(8.0))
     prepare(tmp_path, {"kind": "npz", "path": str(tmp_path / "x.npz")}, valid_fraction=0.0)

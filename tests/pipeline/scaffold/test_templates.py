@@ -68,7 +68,9 @@ def test_new_project_is_valid_committed_and_passes_its_tests(new_project):
     assert re.search(r"\d passed", new_project.ok("make", "test"))
 
 
-PROGRAMS = [name for name in NAMES if "exports:" in read_files(name).get("params.yaml", "")]
+PARAMS_OF = {name: read_files(name).get("params.yaml", "") for name in NAMES}
+PROGRAMS = [name for name, text in PARAMS_OF.items() if "exports:" in text and "views:" not in text]
+"""The templates whose model is called with the inputs of one sample at a time."""
 
 
 @pytest.mark.long  # tests/inference/test_exports.py, on one model
