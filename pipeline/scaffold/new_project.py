@@ -230,7 +230,7 @@ def _git_and_dvc(directory: Path) -> list[str]:
 def _commit(directory: Path, names: Sequence[str]) -> tuple[str | None, str]:
     """Commit the files *names* only, and return the commit with a line about it.
 
-    If git refuses, there is no commit, and the line has the reason and the command.
+    The commit is None if git refuses it; the line then has the reason and the command.
     """
     command = f'{_enter(directory)}git commit -m "{COMMIT_MESSAGE}" -- .'
     identity = ["-c", "user.useConfigOnly=true", "var"]  # DVC also refuses an identity that git guesses

@@ -184,9 +184,8 @@ def end_process(code: int) -> None:
     caller exits as usual, if standard output is closed, or if a debugger, a profiler or a preloaded library,
     which may write at the exit, observes the process.
     """
-    monitoring = getattr(sys, "monitoring", None)  # Python 3.12
-    is_observed = monitoring and any(map(monitoring.get_tool, range(6)))
-    if is_observed or sys.gettrace() or sys.getprofile() or "LD_PRELOAD" in os.environ:
+    has_tool = sys.version_info >= (3, 12) and any(map(sys.monitoring.get_tool, range(6)))
+    if has_tool or sys.gettrace() or sys.getprofile() or "LD_PRELOAD" in os.environ:
         return
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  waits for the threads
     atexit._run_exitfuncs()  # noqa: SLF001

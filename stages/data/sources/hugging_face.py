@@ -164,6 +164,11 @@ def _our_name(name: str) -> str | None:
     return next((split for prefix, split in SPLIT_PREFIXES.items() if name.startswith(prefix)), None)
 
 
+def _type_of_items(feature: Any) -> Any:
+    """Return the type of the items of a list with the type *feature*, or *feature* if it is not a list."""
+    return getattr(feature, "feature", feature)
+
+
 @dataclass(frozen=True)
 class _Column:
     """A column of all splits."""
@@ -174,20 +179,20 @@ class _Column:
     splits: Sequence[Any]
 
     @property
+    def feature(self) -> Any:
+        """The type of the column in the package ``datasets``."""
+        return self.splits[0].features[self.name]
+
+    @property
     def kind(self) -> str:
         """The type of the values: ``Image``, ``ClassLabel``, or that of Arrow, such as ``string``."""
-        feature = self.splits[0].features[self.name]
-        return (
-            str(getattr(feature, "dtype", ""))
-            if type(feature).__name__ == "Value"
-            else type(feature).__name__
-        )
+        name = type(self.feature).__name__
+        return str(self.feature.dtype) if name == "Value" else name
 
     @property
     def objects(self) -> Any:
         """The types of the fields of objects with boxes; None for another column."""
-        feature = self.splits[0].features[self.name]
-        fields = getattr(feature, "feature", feature)
+        fields = _type_of_items(self.feature)
         return fields if isinstance(fields, Mapping) and "bbox" in fields else None
 
     @property
@@ -243,8 +248,7 @@ class _Column:
             rows = [
                 [[x, y, right - x, bottom - y, label] for x, y, right, bottom, label in row] for row in rows
             ]
-        feature = getattr(self.objects[key], "feature", self.objects[key])
-        names = getattr(feature, "names", None)
+        names = getattr(_type_of_items(self.objects[key]), "names", None)
         return build_boxes(rows, size, sizes), names and tuple(names)
 
     def read_texts(self) -> list[str]:
@@ -259,20 +263,19 @@ class _Column:
             raise DataError(f"{self.where} has values of different shapes. Choose another column") from error
         if numbers.dtype.kind not in "biuf":
             raise DataError(
-                f"{self.where} has the type {self.splits[0].features[self.name]}; inputs and targets are "
+                f"{self.where} has the type {self.feature}; inputs and targets are "
                 "images, texts, classes, or numbers of one shape. Choose another column"
             )
         return numbers[:, None] if numbers.ndim == 1 else numbers
 
     def read_targets(self, images: ImageOptions) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Return the classes, the numbers or the masks, and the names of the classes if there are any."""
-        feature = self.splits[0].features[self.name]
         if self.kind == IMAGE:
             return self.read_images(replace(images, mode="mask")), None
         if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()
-        names = tuple(feature.names) if self.kind == LABEL else None
+        names = tuple(self.feature.names) if self.kind == LABEL else None
         return (values[:, 0] if values.shape[1:] == (1,) else values), names
 
     def _values(self, splits: Sequence[Any]) -> Iterator[Any]:
