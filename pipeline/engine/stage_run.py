@@ -20,6 +20,7 @@ with other users, no file is linked and DVC copies as usual.
 """
 
 import configparser
+import gc
 import os
 import shutil
 import time
@@ -189,10 +190,20 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     params, paths = read_params(), read_paths()
     if body is not _create_artifact_dir:  # which computes nothing, and so does not import torch
         from_params.prepare_process(params.fit)
+    if not gc.isenabled():  # as at the start of a process
+        _collect_what_follows(name)
     with guard_deps(name, params, run_stage) as guard, explain_user_errors(name):
         body(params, paths, guard)
     check_unchanged(before)
     store_folder_lists(before)
+
+
+def _collect_what_follows(name: str) -> None:
+    """Import what stage *name* uses, and let Python collect only the garbage of later objects."""
+    if name in ("build-learner", "fit", "save-model"):
+        import_module("stages.learner.builder")
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager
