@@ -230,12 +230,15 @@ class ModelState:
     def _read_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer and of a PyTorch scheduler that a checkpoint replaces."""
         arguments: dict[str, Any] = {}
+        scheduler = RuleOptions.of(self.scheduler).scheduler
+        changing = {"params", "initial_lr"}
+        if scheduler is not None and vars(scheduler).get("cycle_momentum"):
+            changing |= {"momentum", "betas"}
         for number, group in enumerate(self.optimizer.param_groups):
             place = f" of group {number}" if number else ""
-            options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+            options = {name: value for name, value in group.items() if name not in changing}
             options["lr"] = group.get("initial_lr", group["lr"]) if self._drives_groups else None
             arguments |= {f"{name}{place}": value for name, value in options.items()}
-        scheduler = RuleOptions.of(self.scheduler).scheduler
         kind = type(scheduler)
         accepted = inspect.signature(kind).parameters.keys() - _PROGRESS if scheduler is not None else ()
         state = vars(scheduler) if accepted else {}

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, OneCycleLR, StepLR
 
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep
@@ -42,6 +42,14 @@ def build_scheduled(decay, steps, kind=CosineAnnealingLR):
     return build, lambda _: kind(built[0], steps)
 
 
+def one_cycle(optimizer, steps):
+    return OneCycleLR(optimizer, 0.3, total_steps=steps)
+
+
+def cyclic(optimizer, steps):
+    return CyclicLR(optimizer, 0.1, 0.3, step_size_up=steps)
+
+
 def test_resumed_run_prints_its_position(tmp_path, capsys):
     train(tmp_path, AdamConfig(), 0.1, epochs=1)
     assert "resuming" not in capsys.readouterr().out
@@ -69,6 +77,12 @@ def test_resumed_run_prints_its_position(tmp_path, capsys):
             lambda: build_scheduled(0.0, 1, StepLR),
             lambda: build_scheduled(0.0, 2, StepLR),
             "step_size of StepLR is 1, not 2",
+        ),
+        (lambda: build_scheduled(0.0, 9, one_cycle), lambda: build_scheduled(0.0, 9, one_cycle), ""),
+        (
+            lambda: build_scheduled(0.0, 4, cyclic),
+            lambda: build_scheduled(0.5, 4, cyclic),
+            "weight_decay is 0.0, not 0.5",
         ),
     ],
 )
