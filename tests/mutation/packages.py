@@ -45,6 +45,7 @@ PACKAGES = {
     "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
     "runs": Package(("stages/runs",), ("tests/runs", "tests/learner"), 60),
     "data": Package(("stages/data",), ("tests/data",), 60),
+    "inference": Package(("stages/inference",), ("tests/inference",), 60),
     "learner": Package(
         ("stages/learner", "stages/devices"),
         (
