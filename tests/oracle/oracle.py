@@ -60,6 +60,10 @@ class Configuration:
     stops: tuple[int, ...]
     epochs: int
     sizes: tuple[int, ...]
+    per: str
+    warmup: int | str | None
+    to_the_end: bool
+    bias_rate: float
 
     def __str__(self) -> str:
         return ", ".join(f"{each.name} {getattr(self, each.name)}" for each in fields(self))
@@ -93,6 +97,10 @@ def draw(seed: int, ranks: int = 1) -> Configuration:
         stops=() if ranks > 1 else tuple(r.sample(range(1, 18), r.choice([0, 0, 1, 2]))),
         epochs=r.choice([1, 2, 3]),
         sizes=tuple(r.randint(1, 5) for _ in range(r.randint(2, 7))),
+        per=r.choice(["batch", "batch", "update", "epoch"]),
+        warmup=r.choice([None, None, 1, 3, "30 %", "1 epochs"]),
+        to_the_end=r.choice([False, True]),
+        bias_rate=r.choice([1.0, 1.0, 3.0]),
     )
 
 
@@ -121,13 +129,52 @@ def make_layers(c: Configuration) -> list[nn.Module]:
     return [kind(4, 5, *size), nn.Tanh(), kind(5, CLASSES, *size)]
 
 
-def rate_of(c: Configuration, iteration: int) -> float:
-    """Return the learning rate of a batch, counted from 0."""
+def count_units(c: Configuration) -> int:
+    """Return the number of batches, of windows that begin, or of epochs in the run."""
+    batches = len(c.sizes)
+    if c.per == "update" and c.leftover == "carry":
+        return math.ceil(c.epochs * batches / c.window)
+    return c.epochs * {"batch": batches, "update": math.ceil(batches / c.window), "epoch": 1}[c.per]
+
+
+def count_warmup(c: Configuration) -> int:
+    """Return the number of units of the warm-up."""
+    match c.warmup:
+        case "30 %":
+            return max(1, round(0.3 * count_units(c)))
+        case "1 epochs":
+            return max(1, round(count_units(c) / c.epochs))
+    return int(c.warmup or 0)
+
+
+def build_optimizer(c: Configuration, model: nn.Module, name: str) -> torch.optim.Optimizer:
+    """Return the optimizer *name*, with a group of its own for biases if they have another rate."""
+    if c.bias_rate == 1.0:
+        return OPTIMIZERS[name](model.parameters(), c.rate)
+    weights = [each for each in model.parameters() if each.dim() > 1]
+    biases = [each for each in model.parameters() if each.dim() == 1]
+    return OPTIMIZERS[name]([{"params": weights}, {"params": biases, "lr": c.rate * c.bias_rate}], c.rate)
+
+
+def rate_of(c: Configuration, unit: int) -> float:
+    """Return the learning rate of a batch in *unit*, counted from 0."""
+    warmup = count_warmup(c)
+    if unit < warmup:
+        return schedule_rate(c, 0) * (unit + 1) / (warmup + 1)
+    return schedule_rate(c, unit - warmup)
+
+
+def schedule_rate(c: Configuration, iteration: int) -> float:
+    """Return the learning rate of *iteration* after the warm-up."""
+    length = max(1, count_units(c) - count_warmup(c))
     match c.schedule:
         case "linear":
-            return c.rate * max(10 - iteration, 0) / 10 + c.rate / 10 * min(iteration, 10) / 10
+            length = length if c.to_the_end else 10
+            share = min(iteration, length) / length
+            return c.rate * (1 - share) + c.rate / 10 * share
         case "cosine":
-            return c.rate * 0.5 * (1 + math.cos(math.pi * (iteration % 9) / 8))
+            length = length if c.to_the_end else 8
+            return c.rate * 0.5 * (1 + math.cos(math.pi * (iteration % (length + 1)) / length))
         case "exponential":
             return c.rate * 0.9**iteration
         case "step":
@@ -152,8 +199,8 @@ def train_plainly(c: Configuration) -> tuple[list[float], list[float]]:
     """Return the weights, those of the average too, and the loss of each epoch on both splits."""
     model, batches = nn.Sequential(*make_layers(c)).double(), make_batches(c, torch.float64)
     parameters, values = [*model.parameters()], []
-    optimizer = OPTIMIZERS[c.optimizer.removesuffix(", fused")](parameters, c.rate)
-    average, averaged, pending, iteration = [], 0, [], 0
+    optimizer = build_optimizer(c, model, c.optimizer.removesuffix(", fused"))
+    average, averaged, pending, units = [], 0, [], 0
 
     def update(rate: float) -> None:
         nonlocal averaged, average
@@ -166,7 +213,9 @@ def train_plainly(c: Configuration) -> tuple[list[float], list[float]]:
             with torch.no_grad():
                 sums = loss_sums(c, model, [batch])
             total, divisor = total + float(sums[0]), divisor + float(sums[1])
-            rate, iteration = rate_of(c, iteration), iteration + 1
+            if c.per == "batch" or (c.per == "update" and not pending):
+                units += 1
+            rate = rate_of(c, epoch - 1 if c.per == "epoch" else units - 1)
             pending.append(batch)
             if len(pending) == c.window:
                 update(rate)
@@ -204,7 +253,8 @@ def step(
             each.mul_(min(1.0, limit / float(norm)) if norm else 1.0)
             for each, norm in zip(gradients, norms, strict=True)
         ]
-    optimizer.param_groups[0]["lr"] = rate
+    for group, factor in zip(optimizer.param_groups, (1.0, c.bias_rate), strict=False):
+        group["lr"] = rate * factor
     optimizer.step()
     return True
 
@@ -257,7 +307,7 @@ def train(c: Configuration, folder: Path | str) -> tuple[list[float], list[float
         if c.average:
             kind, value = c.average
             builder.average_weights(Ema(decay=value) if kind == "ema" else Swa(start_epoch=value))
-        optimizer = OPTIMIZERS[c.optimizer](model.parameters(), c.rate)
+        optimizer = build_optimizer(c, model, c.optimizer)
         learner = builder.build(model, optimizer, Scheduler(c.rate, schedule_of(c)))
         learner.fit(batches, batches)
     with learner.apply_average():
@@ -292,12 +342,13 @@ def schedule_of(c: Configuration):
     """Return the schedule of this project."""
     from stages.optim import Constant, Cosine, Exponential, Linear, Step
 
+    common = {"per": c.per, "warmup": c.warmup}
     return {
-        "constant": Constant,
-        "linear": lambda: Linear(final=c.rate / 10, num_iters=10),
-        "cosine": lambda: Cosine(num_iters=8),
-        "exponential": lambda: Exponential(gamma=0.9),
-        "step": lambda: Step(step_size=3, gamma=0.5),
+        "constant": lambda: Constant(**common),
+        "linear": lambda: Linear(final=c.rate / 10, num_iters="100 %" if c.to_the_end else 10, **common),
+        "cosine": lambda: Cosine(num_iters="100 %" if c.to_the_end else 8, **common),
+        "exponential": lambda: Exponential(gamma=0.9, **common),
+        "step": lambda: Step(step_size=3, gamma=0.5, **common),
     }[c.schedule]()
 
 
