@@ -16,8 +16,10 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from stages import data
 from stages.contracts.errors import BuilderError, DataError
 from stages.contracts.outputs import ClassificationOutput, DetectionOutput, TrainOutput
-from stages.learner import LearnerSpec
+from stages.inference import read_epoch
+from stages.learner import EvaluatorBuilder, LearnerSpec
 from stages.learner.from_params import build_loader
+from stages.metrics import LossMetric
 from stages.models import Mlp, MlpRegressor, backward
 from stages.params.fit_params import FitConfig
 from stages.records import DefaultRecorder, load_file
@@ -263,6 +265,29 @@ def test_autoencoder_predicts_its_inputs():
 def test_class_model_without_targets_is_an_error():
     with pytest.raises(BuilderError, match="needs targets, and the data has none. Use RegressionStep"):
         Mlp((4,), 2).valid_step(data.Batch(torch.rand(3, 4), None))
+
+
+def test_evaluation_of_the_saved_epoch_has_its_views(archive, tmp_path):
+    """A batch of another epoch has other views, and so another loss."""
+    names, model, params = RUNS["two views"]
+    prepared = load(tmp_path, of(archive, *names))
+    artifacts = train(tmp_path, model, **params)
+    loader = build_loader(FitConfig(batch_size=8, **params), prepared, "valid")
+    built, _, _ = LearnerSpec.read(tmp_path / "learner").build(0)
+    load_file(built, artifacts / "checkpoint/model-2.mpk.gz", DefaultRecorder())
+
+    loader.set_epoch(read_epoch(artifacts / "checkpoint/model-2.mpk.gz"))
+
+    values = EvaluatorBuilder(tmp_path).metrics(LossMetric()).build(built).eval("valid", loader)
+    assert values == json.loads((artifacts / "metrics.json").read_text())["valid"]
+
+
+def test_epoch_of_a_model_is_that_of_its_file_name_or_its_manifest(tmp_path):
+    (tmp_path / "exports").mkdir()
+    (tmp_path / "exports/manifest.json").write_text('{"epoch": 3, "files": {}}')
+
+    names = "model.mpk.gz", "exports/model.safetensors", "checkpoint/model-5.bin", "other/model.mpk.gz"
+    assert [read_epoch(tmp_path / name) for name in names] == [3, 3, 5, 1]
 
 
 def test_views_of_one_are_in_no_key():
