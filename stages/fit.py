@@ -14,7 +14,7 @@ from stages.runs.file_names import SPEC_FILE
 from stages.runs.key import leaves
 from stages.system.files import copy_file
 
-VERSION = "12"
+VERSION = "13"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 
