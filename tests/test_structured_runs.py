@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections import Counter
+from shutil import rmtree
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from long_tests import cases, covering_cases
+from long_tests import cases, covering_cases, long
 from PIL import Image
 from stage_runs import load, read_outputs, train
 from torch import nn
@@ -16,6 +18,8 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from stages import data
 from stages.contracts.errors import BuilderError, DataError
 from stages.contracts.outputs import ClassificationOutput, DetectionOutput, TrainOutput
+from stages.data.datasets import Samples
+from stages.data.trees import flatten
 from stages.inference import read_epoch
 from stages.learner import EvaluatorBuilder, LearnerSpec
 from stages.learner.from_params import build_loader
@@ -373,3 +377,79 @@ def test_interrupted_run_equals_an_uninterrupted_one(
 
     assert read_outputs(resumed) == read_outputs(whole)
     assert read_rates(whole) == pytest.approx(list_rates(schedule, limit, window), abs=1e-9)
+
+
+def count_samples(split, part):
+    """Return how often each value of *part*, ``inputs`` or ``targets``, is in *split*."""
+    samples = (Samples.of([split[index]]) for index in range(len(split)))
+    leaves = (flatten(getattr(sample, part), part).values() for sample in samples)
+    return Counter(tuple(leaf.numpy().tobytes() for leaf in of_sample) for of_sample in leaves)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name != "boxes"])
+def test_folds_of_samples_of_any_structure_divide_them(name, sources, tmp_path):
+    """A sample of several leaves stays together, and its first leaf of classes has the same proportions."""
+    part = "targets" if name == "lazy" else "inputs"  # its inputs are drawn
+
+    folds = [load(tmp_path / str(fold), **sources[name], folds=3, fold=fold) for fold in (1, 2, 3)]
+
+    valid = [count_samples(prepared.valid, part) for prepared in folds]
+    assert [counts.total() for counts in valid] == [8, 9, 9]
+    everything = sum(valid, Counter())
+    for prepared, counts in zip(folds, valid, strict=True):
+        assert count_samples(prepared.train, part) + counts == everything
+    if name == "several":
+        tops = [prepared.valid.targets["top"].bincount().tolist() for prepared in folds]
+        assert all(max(counts) - min(counts) <= 1 for counts in tops)
+
+
+class Scored(MlpRegressor):
+    """A model that logs a number that grows while its loss falls."""
+
+    def forward_regression(self, batch):
+        item = super().forward_regression(batch)
+        self.log("score", -item.loss)
+        return item
+
+
+def test_run_without_targets_stops_early_by_a_logged_number_also_if_it_is_resumed(archive, tmp_path):
+    """The number is to become low, and the loss as well."""
+    rule = {"metric": "score", "direction": "lowest", "n_epochs": 2}
+    params = {"metrics": ["loss", {"kind": "scalar", "field": "score"}], "early_stopping": rule}
+    model = AUTOENCODER | {"kind": f"{__name__}:Scored"}
+    for folder in ("whole", "resumed"):
+        load(tmp_path / folder, of(archive, "image"))
+
+    whole = train(tmp_path / "whole", model, num_epochs=9, **params)
+    resumed = train(tmp_path / "resumed", model, stop_after=6, num_epochs=9, **params)
+
+    values = json.loads((whole / "metrics.json").read_text())
+    assert values["epoch"] < 9
+    assert values["valid"]["score"] == -values["valid"]["Loss"]
+    assert read_outputs(resumed) == read_outputs(whole)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "schedule", "continues"),
+    [
+        ("1 epoch", {"kind": "constant"}, True),
+        long(2, {"kind": "step", "step_size": "1 epoch", "gamma": 0.5}, True),
+        long("50 %", {"kind": "constant"}, False),
+        (2, {"kind": "cosine"}, False),
+    ],
+)
+def test_run_of_more_epochs_continues_unless_its_schedule_is_a_share_of_it(
+    warmup, schedule, continues, archive, tmp_path, capsys
+):
+    params = {"schedule": schedule | {"warmup": warmup}, "metrics": ["loss", "learning_rate"]}
+    for folder in ("longer", "whole"):
+        load(tmp_path / folder, of(archive, "image"))
+    train(tmp_path / "longer", AUTOENCODER, **params)
+    rmtree(tmp_path / "longer/artifacts")
+    capsys.readouterr()
+
+    longer = train(tmp_path / "longer", AUTOENCODER, num_epochs=3, **params)
+
+    assert ("epoch 1/3" not in capsys.readouterr().out) == continues
+    whole = train(tmp_path / "whole", AUTOENCODER, num_epochs=3, **params)
+    assert read_outputs(longer) == read_outputs(whole)

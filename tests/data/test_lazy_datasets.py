@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -83,6 +84,18 @@ def test_interrupted_run_with_workers_equals_an_uninterrupted_one(steps, tmp_pat
     resumed = train(tmp_path / "resumed", UNET, steps, [NAME], num_workers=2, **FIT)
 
     assert read_outputs(resumed) == read_outputs(whole)
+
+
+def test_run_resumed_with_another_batch_size_is_that_of_tensors(tmp_path):
+    """The batch size is part of the key, so the first run is not used."""
+    for lazy in (False, True):
+        load(tmp_path / str(lazy), SOURCE | {"lazy": lazy})
+    train(tmp_path / "True", UNET, 2, [NAME], num_epochs=1, **FIT)
+    rmtree(tmp_path / "True/artifacts")
+
+    lazy, tensors = (outputs_of(tmp_path / name, num_epochs=1, batch_size=16) for name in ("True", "False"))
+
+    assert lazy == tensors
 
 
 SIDE = 512
