@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,10 +29,15 @@ BLOCK_BYTES = 1 << 22
 
 def map_array(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return the array of *shape* that begins at byte *offset* of *path*; it cannot be changed."""
+    with path.open("rb") as file:
+        return map_file(file, offset, shape, dtype)
+
+
+def map_file(file: IO[bytes], offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the same of an open *file*, which may be closed."""
     if not math.prod(shape):
         return np.empty(shape, dtype)
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.ndarray(shape, dtype, buffer=mapping, offset=offset)
 
 
