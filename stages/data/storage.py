@@ -28,7 +28,7 @@ from stages.system.files import open_atomic, read_regular, write_text
 
 DATASET_FILE = "dataset.json"
 """The description of the splits, in the directory of the prepared data and in that of the exports."""
-_TYPES = {
+TYPES = {
     "uint64": "U64",
     "int64": "I64",
     "float32": "F32",
@@ -207,13 +207,13 @@ def prefix_of(name: str) -> str:
 
 def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, as the reference implementation writes them."""
-    ranks = list(_TYPES)
+    ranks = list(TYPES)
     names = sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name))
     chosen = ((name, columns[name]) for name in names)
     yield pack_header(
         {},
         (
-            (name, _TYPES[str(column.dtype)], column.shape, math.prod(column.shape) * column.dtype.itemsize)
+            (name, TYPES[str(column.dtype)], column.shape, math.prod(column.shape) * column.dtype.itemsize)
             for name, column in chosen
         ),
     )
