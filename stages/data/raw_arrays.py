@@ -251,14 +251,10 @@ def _array(value: Any, name: str) -> Any:
 
 def _check_values(array: np.ndarray, name: str) -> None:
     """Raise `DataError` if *array* has a value that is not finite, or not of its stored type."""
-    if array.dtype.kind == "f":
-        value = _find_first(array, lambda block: ~np.isfinite(block))
-        if value:
+    if array.dtype.kind == "f" and (value := _find_first(array, _exceeds_float32)):
+        if value.startswith(("nan", "inf", "-inf")):
             raise DataError(f"{name} must be finite; found {value}. Correct or remove the sample")
-    if array.dtype.kind == "f" and array.dtype.itemsize == 8:
-        value = _find_first(array, _exceeds_float32)
-        if value:
-            raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
+        raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         value = _find_first(array, lambda block: block > np.iinfo(np.int64).max)
         if value:
@@ -277,21 +273,19 @@ def _check_shape(targets: np.ndarray, inputs: Sequence[Any], name: str) -> None:
 
 def _check_classes(targets: np.ndarray, name: str) -> None:
     ignored = IGNORED_TARGET if targets.ndim > 1 else 0
-    if value := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
+    value = _find_first(targets, lambda block: ((block < 0) & (block != ignored)) | (block >= MAX_CLASSES))
+    if value:
+        limit = "non-negative" if value.startswith("-") else f"below {MAX_CLASSES:,}"
         raise DataError(
-            f"{name}: class targets must be non-negative; found {value}. Number the classes from 0, "
-            "or save floats for regression"
-        )
-    if value := _find_first(targets, lambda block: block >= MAX_CLASSES):
-        raise DataError(
-            f"{name}: class targets must be below {MAX_CLASSES:,}; found {value}. Number the classes from 0, "
-            "or save floats for regression"
+            f"{name}: class targets must be {limit}; found {value}. Number the classes from 0, or save "
+            "floats for regression"
         )
 
 
 def _exceeds_float32(block: np.ndarray) -> np.ndarray:
+    """Return whether each value is not finite in float32."""
     with np.errstate(over="ignore"):
-        return np.isinf(block.astype(np.float32))
+        return ~np.isfinite(block.astype(np.float32, copy=False))
 
 
 def _find_first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:

@@ -315,16 +315,9 @@ def _check_match(split: str, train: Mapping[str, Column], other: Mapping[str, Co
 
 def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
     """Return the number of samples of each class in each split, or of elements if each has a class."""
-    blocks = (block for column in splits.values() for block in column.blocks())
-    largest = max((int(block.max()) for block in blocks if block.size), default=-1)
-    classes = max(0, 1 + largest)  # 0 if all are ignored
-    counts = {
-        name: sum(
-            (np.bincount(block[block >= 0], minlength=classes) for block in column.blocks()),
-            np.zeros(classes, np.int64),
-        )
-        for name, column in splits.items()
-    }
+    by_split = {name: _count_classes(column) for name, column in splits.items()}
+    classes = max(map(len, by_split.values()))  # 0 if all are ignored
+    counts = {name: np.pad(numbers, (0, classes - len(numbers))) for name, numbers in by_split.items()}
     present = np.flatnonzero(counts["train"])
     if len(present) < 2 and not isinstance(splits["train"].array, Ragged):  # boxes may have one class
         labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
@@ -333,6 +326,15 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
             "or save float targets for regression"
         )
     return {name: numbers.tolist() for name, numbers in counts.items()}
+
+
+def _count_classes(column: Column) -> np.ndarray:
+    """Return the number of elements of each class up to the largest one, int64."""
+    counts = np.zeros(0, np.int64)
+    for block in column.blocks():
+        shorter, counts = sorted((counts, np.bincount(block[block >= 0])), key=len)
+        counts[: len(shorter)] += shorter
+    return counts
 
 
 def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normalization:
