@@ -180,10 +180,7 @@ def _select_columns(split: Columns) -> dict[str, Column]:
     first = next(iter(split.leaves.values()))
     if isinstance(first.array, LazyRows):
         rows = np.arange(len(first)) if first.rows is None else first.rows.astype(np.int64)
-        hashes = np.empty((len(rows), 32), np.uint8)  # arrays in a list keep freed buffers in use
-        for place, row in enumerate(rows.tolist()):
-            hashes[place] = first.array.hash_sample(row)
-        arrays: dict[str, np.ndarray] = {"rows": rows, "hashes": hashes}
+        arrays: dict[str, np.ndarray] = {"rows": rows, "hashes": first.array.samples.hashes[rows]}
         return {key: Column(array, array.dtype) for key, array in arrays.items()}
     for name, column in split.leaves.items():
         if isinstance(column.array, ImageFiles):

@@ -1,6 +1,6 @@
 """The data source ``dataset``: the samples of datasets of PyTorch, stored as tensors or read when needed."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.raw_arrays import LazyRows, map_file
+from stages.data.raw_arrays import LazyRows, LazySamples, map_file
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
 from stages.data.storage import LeafInfo
 from stages.data.trees import Ragged, flatten, unflatten
@@ -146,24 +146,28 @@ def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
         return _read(source, name, on_disk=True)
     if not len(source):
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    forms = _find_forms(_read_seeded(source, name, None, 0))
+    forms = _find_forms(next(_read_seeded(source, name, None, [0])))
     if ragged := [leaf for leaf, (shape, _) in forms.items() if -1 in shape]:
         raise DataError(
             f"{name}: the leaf {ragged[0]!r} has a row for each box, which cannot be read when samples are "
             "needed. Set load_data.source.lazy to false, or return an iterable dataset"
         )
-    read = partial(_read_seeded, source, name, forms)
-    leaves = {leaf: LazyRows(read, leaf, len(source), forms) for leaf in forms}
-    return replace(_build_arrays(leaves, name), facts={"factory": factory})
+    samples = LazySamples.of(partial(_read_seeded, source, name, forms), len(source), forms)
+    arrays = _build_arrays({leaf: LazyRows(samples, leaf) for leaf in forms}, name)
+    return replace(arrays, facts={"factory": factory})
 
 
-def _read_seeded(source: Any, name: str, forms: Forms | None, index: int) -> dict[str, np.ndarray]:
+def _read_seeded(
+    source: Any, name: str, forms: Forms | None, rows: Sequence[int]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the samples at *rows*; their random numbers depend on the row alone."""
     with preserve_random_state():
-        seed_sample(SEED, "dataset", index)
-        sample = to_leaves(source[index], name, index)
-    if forms is not None:
-        check_form(sample, forms, f"sample {index}", name)
-    return sample
+        for row in rows:
+            seed_sample(SEED, "dataset", row)
+            sample = to_leaves(source[row], name, row)
+            if forms is not None:
+                check_form(sample, forms, f"sample {row}", name)
+            yield sample
 
 
 class LazyDataset:
