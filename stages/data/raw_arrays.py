@@ -306,10 +306,11 @@ def _check_classes(targets: np.ndarray, name: str) -> None:
     ignored = IGNORED_TARGET if targets.ndim > 1 else 0
     value = _find_first(targets, lambda block: ((block < 0) & (block != ignored)) | (block >= MAX_CLASSES))
     if value:
-        limit = "non-negative" if value.startswith("-") else f"below {MAX_CLASSES:,}"
+        problem = "class targets must be non-negative"
+        if not value.startswith("-"):
+            problem = f"class targets must be below {MAX_CLASSES:,}"
         raise DataError(
-            f"{name}: class targets must be {limit}; found {value}. Number the classes from 0, or save "
-            "floats for regression"
+            f"{name}: {problem}; found {value}. Number the classes from 0, or save floats for regression"
         )
 
 

@@ -242,6 +242,17 @@ def test_samples_of_any_structure_are_stored(lazy, tmp_path):
     assert targets[1] == inputs["a"][0] / 2
 
 
+def test_samples_have_the_splits_of_tensors(tmp_path):
+    """They are stratified by the first leaf of classes."""
+    source = {"kind": "dataset", "factory": {"kind": f"{__name__}:nested", "count": 40}}
+
+    lazy, tensors = (load(tmp_path / str(lazy), source | {"lazy": lazy}) for lazy in (True, False))
+
+    assert lazy.info.class_counts == tensors.info.class_counts
+    assert lazy.info.class_counts["valid"]["0"] == [5, 5]
+    assert [sample[1][1] for sample in lazy.valid] == tensors.valid.targets[1].tolist()
+
+
 def test_description_names_the_factory(tmp_path):
     load(tmp_path, SOURCE | {"lazy": True, "factory": {"kind": NAME, "noise": 0.5}})
 
