@@ -14,7 +14,7 @@ from stages.runs.file_names import SPEC_FILE
 from stages.runs.key import leaves
 from stages.system.files import copy_file
 
-VERSION = "12"
+VERSION = "13"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 
@@ -57,9 +57,10 @@ def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> 
 
 
 def _ends_with_run(directory: Path) -> bool:
-    """Return whether the schedule has shares of the run, so that a run of more epochs is another run."""
+    """Return whether a schedule has shares of the run, so that a run of more epochs is another run."""
     spec = json.loads((directory / SPEC_FILE).read_bytes())
-    return any(str(value).endswith("%") for value in leaves(spec["schedule"]).values())
+    schedules = [part.get("schedule") for part in (spec, *spec.get("parameter_groups", ()))]
+    return any(str(value).endswith("%") for value in leaves({"schedules": schedules}).values())
 
 
 def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: FitContext) -> None:

@@ -12,7 +12,7 @@ from stages.contracts.errors import DataError
 from stages.contracts.fields import OPTIONAL, Count, Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
-VERSION = "4"
+VERSION = "5"
 
 
 class LoadDataConfig(Config):

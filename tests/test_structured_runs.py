@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections import Counter
+from shutil import rmtree
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from long_tests import cases, covering_cases
+from long_tests import cases, covering_cases, long
 from PIL import Image
 from stage_runs import load, read_outputs, train
 from torch import nn
@@ -16,8 +18,12 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from stages import data
 from stages.contracts.errors import BuilderError, DataError
 from stages.contracts.outputs import ClassificationOutput, DetectionOutput, TrainOutput
-from stages.learner import LearnerSpec
+from stages.data.datasets import Samples
+from stages.data.trees import flatten
+from stages.inference import read_epoch
+from stages.learner import EvaluatorBuilder, LearnerSpec
 from stages.learner.from_params import build_loader
+from stages.metrics import LossMetric
 from stages.models import Mlp, MlpRegressor, backward
 from stages.params.fit_params import FitConfig
 from stages.records import DefaultRecorder, load_file
@@ -265,6 +271,29 @@ def test_class_model_without_targets_is_an_error():
         Mlp((4,), 2).valid_step(data.Batch(torch.rand(3, 4), None))
 
 
+def test_evaluation_of_the_saved_epoch_has_its_views(archive, tmp_path):
+    """A batch of another epoch has other views, and so another loss."""
+    names, model, params = RUNS["two views"]
+    prepared = load(tmp_path, of(archive, *names))
+    artifacts = train(tmp_path, model, **params)
+    loader = build_loader(FitConfig(batch_size=8, **params), prepared, "valid")
+    built, _, _ = LearnerSpec.read(tmp_path / "learner").build(0)
+    load_file(built, artifacts / "checkpoint/model-2.mpk.gz", DefaultRecorder())
+
+    loader.set_epoch(read_epoch(artifacts / "checkpoint/model-2.mpk.gz"))
+
+    values = EvaluatorBuilder(tmp_path).metrics(LossMetric()).build(built).eval("valid", loader)
+    assert values == json.loads((artifacts / "metrics.json").read_text())["valid"]
+
+
+def test_epoch_of_a_model_is_that_of_its_file_name_or_its_manifest(tmp_path):
+    (tmp_path / "exports").mkdir()
+    (tmp_path / "exports/manifest.json").write_text('{"epoch": 3, "files": {}}')
+
+    names = "model.mpk.gz", "exports/model.safetensors", "checkpoint/model-5.bin", "other/model.mpk.gz"
+    assert [read_epoch(tmp_path / name) for name in names] == [3, 3, 5, 1]
+
+
 def test_views_of_one_are_in_no_key():
     assert "views" not in FitConfig().key_params()
     assert FitConfig(views=2).key_params()["views"] == 2
@@ -348,3 +377,79 @@ def test_interrupted_run_equals_an_uninterrupted_one(
 
     assert read_outputs(resumed) == read_outputs(whole)
     assert read_rates(whole) == pytest.approx(list_rates(schedule, limit, window), abs=1e-9)
+
+
+def count_samples(split, part):
+    """Return how often each value of *part*, ``inputs`` or ``targets``, is in *split*."""
+    samples = (Samples.of([split[index]]) for index in range(len(split)))
+    leaves = (flatten(getattr(sample, part), part).values() for sample in samples)
+    return Counter(tuple(leaf.numpy().tobytes() for leaf in of_sample) for of_sample in leaves)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name != "boxes"])
+def test_folds_of_samples_of_any_structure_divide_them(name, sources, tmp_path):
+    """A sample of several leaves stays together, and its first leaf of classes has the same proportions."""
+    part = "targets" if name == "lazy" else "inputs"  # its inputs are drawn
+
+    folds = [load(tmp_path / str(fold), **sources[name], folds=3, fold=fold) for fold in (1, 2, 3)]
+
+    valid = [count_samples(prepared.valid, part) for prepared in folds]
+    assert [counts.total() for counts in valid] == [8, 9, 9]
+    everything = sum(valid, Counter())
+    for prepared, counts in zip(folds, valid, strict=True):
+        assert count_samples(prepared.train, part) + counts == everything
+    if name == "several":
+        tops = [prepared.valid.targets["top"].bincount().tolist() for prepared in folds]
+        assert all(max(counts) - min(counts) <= 1 for counts in tops)
+
+
+class Scored(MlpRegressor):
+    """A model that logs a number that grows while its loss falls."""
+
+    def forward_regression(self, batch):
+        item = super().forward_regression(batch)
+        self.log("score", -item.loss)
+        return item
+
+
+def test_run_without_targets_stops_early_by_a_logged_number_also_if_it_is_resumed(archive, tmp_path):
+    """The number is to become low, and the loss as well."""
+    rule = {"metric": "score", "direction": "lowest", "n_epochs": 2}
+    params = {"metrics": ["loss", {"kind": "scalar", "field": "score"}], "early_stopping": rule}
+    model = AUTOENCODER | {"kind": f"{__name__}:Scored"}
+    for folder in ("whole", "resumed"):
+        load(tmp_path / folder, of(archive, "image"))
+
+    whole = train(tmp_path / "whole", model, num_epochs=9, **params)
+    resumed = train(tmp_path / "resumed", model, stop_after=6, num_epochs=9, **params)
+
+    values = json.loads((whole / "metrics.json").read_text())
+    assert values["epoch"] < 9
+    assert values["valid"]["score"] == -values["valid"]["Loss"]
+    assert read_outputs(resumed) == read_outputs(whole)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "schedule", "continues"),
+    [
+        ("1 epoch", {"kind": "constant"}, True),
+        long(2, {"kind": "step", "step_size": "1 epoch", "gamma": 0.5}, True),
+        long("50 %", {"kind": "constant"}, False),
+        (2, {"kind": "cosine"}, False),
+    ],
+)
+def test_run_of_more_epochs_continues_unless_its_schedule_is_a_share_of_it(
+    warmup, schedule, continues, archive, tmp_path, capsys
+):
+    params = {"schedule": schedule | {"warmup": warmup}, "metrics": ["loss", "learning_rate"]}
+    for folder in ("longer", "whole"):
+        load(tmp_path / folder, of(archive, "image"))
+    train(tmp_path / "longer", AUTOENCODER, **params)
+    rmtree(tmp_path / "longer/artifacts")
+    capsys.readouterr()
+
+    longer = train(tmp_path / "longer", AUTOENCODER, num_epochs=3, **params)
+
+    assert ("epoch 1/3" not in capsys.readouterr().out) == continues
+    whole = train(tmp_path / "whole", AUTOENCODER, num_epochs=3, **params)
+    assert read_outputs(longer) == read_outputs(whole)

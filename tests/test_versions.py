@@ -48,7 +48,7 @@ STORED = {
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
     ),
-    load_data: (data_hash, "4", {"b0c9373ef121f53289ec75b377bcc6ba2786e339015ba78f68c7991fccf8b529": 1}),
+    load_data: (data_hash, "5", {"b0c9373ef121f53289ec75b377bcc6ba2786e339015ba78f68c7991fccf8b529": 1}),
     build_learner: (
         weight_norms(START.format("model"), START.format("trainer")),
         "7",
@@ -65,7 +65,7 @@ STORED = {
     ),
     fit: (
         final_metrics,
-        "12",
+        "13",
         {"train Accuracy": 18.66, "train Loss": 2.195, "valid Accuracy": 50.49, "valid Loss": 2.084},
     ),
     save_model: (

@@ -46,7 +46,7 @@ def evaluate(
     from pipeline.project.check import read_spec
     from pipeline.project.params import read_params
     from pipeline.project.paths import read_paths
-    from stages import data, learner, metrics, records
+    from stages import data, inference, learner, metrics, records
     from stages.learner import from_params
 
     params, paths = read_params(), read_paths()
@@ -56,6 +56,8 @@ def evaluate(
     built, _, _ = spec.build(params.build_learner.seed)
     records.load_into(built, records.read_item(model), source=str(model))
     loader = from_params.build_test_loader(params.fit, _dataset(paths["data"], source), info)
+    if source == "valid":
+        loader.set_epoch(inference.read_epoch(model))  # the random views that fit measured
     builder = learner.EvaluatorBuilder(paths["artifacts"])
     builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
     evaluator = from_params.configure_evaluator(params.fit, builder).build(built)

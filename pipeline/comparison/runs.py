@@ -266,13 +266,14 @@ def _average(runs: Sequence[RunSummary]) -> RunSummary:
     first = replace(runs[0], params=params)
     if len(runs) == 1:
         return first
-    shared = [name for name in first.metrics if all(name in run.metrics for run in runs)]
+    curves = {name: [run.metrics[name] for run in runs if name in run.metrics] for name in first.metrics}
+    shared = {name: _find_shared_epochs(parts) for name, parts in curves.items() if len(parts) == len(runs)}
     times = [run.seconds for run in runs if run.seconds is not None]
     return replace(
         first,
         name=f"{REPEAT.sub('', first.name) or first.name} ({len(runs)} runs)",
         sha=None,
-        metrics={name: _average_curves([run.metrics[name] for run in runs]) for name in shared},
+        metrics={name: _average_curves(curves[name], epochs) for name, epochs in shared.items() if epochs},
         epochs=min((run.epochs for run in runs if run.epochs is not None), default=None),
         seconds=statistics.fmean(times) if times else None,
         committed=None,
@@ -281,12 +282,22 @@ def _average(runs: Sequence[RunSummary]) -> RunSummary:
     )
 
 
-def _average_curves(curves: Sequence[MetricCurve]) -> MetricCurve:
-    """Return the mean of the epochs that all *curves* have."""
-    epochs = [epoch for epoch in curves[0].series if all(epoch in curve.series for curve in curves)]
-    values = {epoch: [curve.series[epoch] for curve in curves] for epoch in epochs}
+def _find_shared_epochs(curves: Sequence[MetricCurve]) -> list[int]:
+    return [epoch for epoch in curves[0].series if all(epoch in curve.series for curve in curves)]
+
+
+def _average_curves(curves: Sequence[MetricCurve], epochs: Sequence[int]) -> MetricCurve:
+    """Return the mean of *epochs*, which all *curves* have."""
+    moments = {epoch: _mean_and_deviation([curve.series[epoch] for curve in curves]) for epoch in epochs}
     return replace(
         curves[0],
-        series={epoch: statistics.fmean(values[epoch]) for epoch in epochs} or curves[0].series,
-        deviations={epoch: statistics.stdev(values[epoch]) for epoch in epochs},
+        series={epoch: mean for epoch, (mean, _) in moments.items()},
+        deviations={epoch: deviation for epoch, (_, deviation) in moments.items()},
     )
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the sample standard deviation; `statistics` refuses values that are not finite."""
+    if all(map(math.isfinite, values)):
+        return statistics.fmean(values), statistics.stdev(values)
+    return sum(values) / len(values), math.nan

@@ -252,7 +252,9 @@ class TorchDatasets(Config):
     factory: Annotated[Use, AfterValidator(name_validator("dataset", {}))]
     """The import path of a function or a class with its arguments, which returns one dataset, or several."""
     lazy: Annotated[Flag, Field(exclude_if=not_)] = False
-    """Whether ``fit`` reads the samples when it needs them, for map-style datasets larger than the memory."""
+    """For datasets larger than the memory: whether ``fit`` reads the samples of a map-style dataset when it
+    needs them, and load-data stores those of an iterable one on the disk.
+    """
 
 
 class NormalizationConfig(Config):

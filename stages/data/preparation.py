@@ -1,5 +1,7 @@
 """Prepared data: the splits as tensors in memory or as images in files, and their description."""
 
+import mmap
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from stages.data.splits import SPLIT_NAMES, Splits
 from stages.data.storage import (
     DATASET_FILE,
     DEFAULT_NORMALIZATION,
+    TYPES,
     DatasetInfo,
     describe,
     prefix_of,
@@ -29,7 +32,10 @@ from stages.data.storage import (
 )
 from stages.data.trees import ENDS, Ragged, Tree, map_leaves, unflatten
 from stages.devices.rng import preserve_random_state
+from stages.records.safetensors_format import read_entries
 
+MAP_NORESERVE = 0x4000
+"""The flag of Linux for memory that is not reserved, which `mmap` of Python lacks."""
 PreparedSplit = TensorDataset | ImageFileDataset | LazyDataset
 
 
@@ -112,14 +118,34 @@ def read_split(
     try:
         if info.factory is not None and info.leaves is not None:
             source = _build_source(info.factory, name, allowed, path)
-            return LazyDataset(source, load_file(path)["rows"], info.leaves)
-        leaves = _read_leaves(load_file(path), info)
+            return LazyDataset(source, _load_tensors(path)["rows"], info.leaves)
+        leaves = _read_leaves(_load_tensors(path), info)
         inputs, targets = unflatten(leaves, "inputs"), unflatten(leaves, "targets")
         if info.index is not None:
             return ImageFileDataset(inputs, targets, kinds=info.kinds)
         return TensorDataset(inputs, targets, kinds=info.kinds)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Run load-data again") from error
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a split file, which are mapped into memory and may be larger than it."""
+    try:
+        return load_file(path)
+    except RuntimeError:  # Linux refuses a mapping that may be changed if all of its pages would not fit
+        if sys.platform != "linux":
+            raise
+    entries, start = read_entries(path)
+    with path.open("rb") as file:
+        flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        mapping = mmap.mmap(file.fileno(), 0, flags=flags, prot=access)
+    numpy_types = {stored: name for name, stored in TYPES.items()}
+    return {
+        name: torch.from_numpy(
+            np.ndarray(entry.shape, numpy_types[entry.dtype.upper()], mapping, start + entry.start)
+        )
+        for name, entry in entries.items()
+    }
 
 
 def _build_source(factory: Use, name: str, allowed: Collection[str], path: Path) -> Any:

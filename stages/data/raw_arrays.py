@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from stages.data.image_files import FileArray, ImageFiles
 from stages.data.splits import Arrays
 from stages.data.trees import LeafKind, Ragged, flatten, is_input
 
+SMALL_LEAF_BYTES = 64
+"""The size of a leaf of one sample, such as a class, up to which the values of all samples are in memory."""
 SPAN_BYTES = 1 << 25
 """The part of a file from which rows are gathered before its pages are released."""
 
@@ -29,10 +31,15 @@ BLOCK_BYTES = 1 << 22
 
 def map_array(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return the array of *shape* that begins at byte *offset* of *path*; it cannot be changed."""
+    with path.open("rb") as file:
+        return map_file(file, offset, shape, dtype)
+
+
+def map_file(file: IO[bytes], offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the same of an open *file*, which may be closed."""
     if not math.prod(shape):
         return np.empty(shape, dtype)
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.ndarray(shape, dtype, buffer=mapping, offset=offset)
 
 
@@ -69,39 +76,68 @@ def _find_mapping(array: Any) -> mmap.mmap | None:
 
 
 @dataclass(frozen=True)
-class LazyRows(FileArray):
-    """A leaf of the samples of a dataset as an array (N, …), of which those that are requested are read."""
+class LazySamples:
+    """The samples of a dataset, which are read when they are needed, and the results of a pass over them."""
 
-    read: Callable[[int], Mapping[str, np.ndarray]]
-    """Returns the leaves of a sample by their names."""
-    name: str
+    read: Callable[[Sequence[int]], Iterator[Mapping[str, np.ndarray]]]
+    """Returns the leaves of each of some samples by their names."""
     count: int
     forms: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     """The shape and the type of each leaf of a sample."""
+    hashes: np.ndarray
+    """The SHA-256 of all leaves of each sample, (N, 32), uint8."""
+    values: Mapping[str, np.ndarray]
+    """The values of leaves of at most `SMALL_LEAF_BYTES`, (N, …)."""
+
+    @classmethod
+    def of(cls, read: Any, count: int, forms: Mapping[str, Any]) -> Self:
+        """Return the samples that *read* returns, after one pass over them."""
+        values = {
+            leaf: np.empty((count, *shape), dtype)
+            for leaf, (shape, dtype) in forms.items()
+            if math.prod(shape) * dtype.itemsize <= SMALL_LEAF_BYTES
+        }
+        hashes = np.empty((count, 32), np.uint8)  # arrays in a list keep freed buffers in use
+        for row, sample in enumerate(read(range(count))):
+            hashes[row] = np.frombuffer(_hash_sample(sample), np.uint8)
+            for leaf, array in values.items():
+                array[row] = sample[leaf]
+        return cls(read, count, forms, hashes, values)
+
+
+def _hash_sample(sample: Mapping[str, np.ndarray]) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in sorted(sample.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class LazyRows(FileArray):
+    """A leaf of samples as an array (N, …), of which those that are requested are read."""
+
+    samples: LazySamples
+    name: str
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
-        return self.count, *self.forms[self.name][0]
+        return self.samples.count, *self.samples.forms[self.name][0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
-        return self.forms[self.name][1]
+        return self.samples.forms[self.name][1]
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        chosen = np.arange(self.count)[rows]
+        if (known := self.samples.values.get(self.name)) is not None:
+            return known[rows]
+        chosen = np.arange(self.samples.count)[rows]
         values = np.empty((len(chosen), *self.shape[1:]), self.dtype)
-        for place, row in enumerate(chosen.tolist()):
-            values[place] = self.read(row)[self.name]
+        for place, sample in enumerate(self.samples.read(chosen.tolist())):
+            values[place] = sample[self.name]
         return values
-
-    def hash_sample(self, row: int) -> np.ndarray:
-        """Return the SHA-256 of all leaves of a sample, (32,), uint8."""
-        digest = hashlib.sha256()
-        for name, array in sorted(self.read(row).items()):
-            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        return np.frombuffer(digest.digest(), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -246,14 +282,10 @@ def _array(value: Any, name: str) -> Any:
 
 def _check_values(array: np.ndarray, name: str) -> None:
     """Raise `DataError` if *array* has a value that is not finite, or not of its stored type."""
-    if array.dtype.kind == "f":
-        value = _find_first(array, lambda block: ~np.isfinite(block))
-        if value:
+    if array.dtype.kind == "f" and (value := _find_first(array, _exceeds_float32)):
+        if value.startswith(("nan", "inf", "-inf")):
             raise DataError(f"{name} must be finite; found {value}. Correct or remove the sample")
-    if array.dtype.kind == "f" and array.dtype.itemsize == 8:
-        value = _find_first(array, _exceeds_float32)
-        if value:
-            raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
+        raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         value = _find_first(array, lambda block: block > np.iinfo(np.int64).max)
         if value:
@@ -272,21 +304,20 @@ def _check_shape(targets: np.ndarray, inputs: Sequence[Any], name: str) -> None:
 
 def _check_classes(targets: np.ndarray, name: str) -> None:
     ignored = IGNORED_TARGET if targets.ndim > 1 else 0
-    if value := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
+    value = _find_first(targets, lambda block: ((block < 0) & (block != ignored)) | (block >= MAX_CLASSES))
+    if value:
+        problem = "class targets must be non-negative"
+        if not value.startswith("-"):
+            problem = f"class targets must be below {MAX_CLASSES:,}"
         raise DataError(
-            f"{name}: class targets must be non-negative; found {value}. Number the classes from 0, "
-            "or save floats for regression"
-        )
-    if value := _find_first(targets, lambda block: block >= MAX_CLASSES):
-        raise DataError(
-            f"{name}: class targets must be below {MAX_CLASSES:,}; found {value}. Number the classes from 0, "
-            "or save floats for regression"
+            f"{name}: {problem}; found {value}. Number the classes from 0, or save floats for regression"
         )
 
 
 def _exceeds_float32(block: np.ndarray) -> np.ndarray:
+    """Return whether each value is not finite in float32."""
     with np.errstate(over="ignore"):
-        return np.isinf(block.astype(np.float32))
+        return ~np.isfinite(block.astype(np.float32, copy=False))
 
 
 def _find_first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:

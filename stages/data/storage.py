@@ -28,7 +28,7 @@ from stages.system.files import open_atomic, read_regular, write_text
 
 DATASET_FILE = "dataset.json"
 """The description of the splits, in the directory of the prepared data and in that of the exports."""
-_TYPES = {
+TYPES = {
     "uint64": "U64",
     "int64": "I64",
     "float32": "F32",
@@ -180,10 +180,7 @@ def _select_columns(split: Columns) -> dict[str, Column]:
     first = next(iter(split.leaves.values()))
     if isinstance(first.array, LazyRows):
         rows = np.arange(len(first)) if first.rows is None else first.rows.astype(np.int64)
-        hashes = np.empty((len(rows), 32), np.uint8)  # arrays in a list keep freed buffers in use
-        for place, row in enumerate(rows.tolist()):
-            hashes[place] = first.array.hash_sample(row)
-        arrays: dict[str, np.ndarray] = {"rows": rows, "hashes": hashes}
+        arrays: dict[str, np.ndarray] = {"rows": rows, "hashes": first.array.samples.hashes[rows]}
         return {key: Column(array, array.dtype) for key, array in arrays.items()}
     for name, column in split.leaves.items():
         if isinstance(column.array, ImageFiles):
@@ -207,13 +204,13 @@ def prefix_of(name: str) -> str:
 
 def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, as the reference implementation writes them."""
-    ranks = list(_TYPES)
+    ranks = list(TYPES)
     names = sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name))
     chosen = ((name, columns[name]) for name in names)
     yield pack_header(
         {},
         (
-            (name, _TYPES[str(column.dtype)], column.shape, math.prod(column.shape) * column.dtype.itemsize)
+            (name, TYPES[str(column.dtype)], column.shape, math.prod(column.shape) * column.dtype.itemsize)
             for name, column in chosen
         ),
     )
@@ -315,16 +312,9 @@ def _check_match(split: str, train: Mapping[str, Column], other: Mapping[str, Co
 
 def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
     """Return the number of samples of each class in each split, or of elements if each has a class."""
-    blocks = (block for column in splits.values() for block in column.blocks())
-    largest = max((int(block.max()) for block in blocks if block.size), default=-1)
-    classes = max(0, 1 + largest)  # 0 if all are ignored
-    counts = {
-        name: sum(
-            (np.bincount(block[block >= 0], minlength=classes) for block in column.blocks()),
-            np.zeros(classes, np.int64),
-        )
-        for name, column in splits.items()
-    }
+    by_split = {name: _count_classes(column) for name, column in splits.items()}
+    classes = max(map(len, by_split.values()))  # 0 if all are ignored
+    counts = {name: np.pad(numbers, (0, classes - len(numbers))) for name, numbers in by_split.items()}
     present = np.flatnonzero(counts["train"])
     if len(present) < 2 and not isinstance(splits["train"].array, Ragged):  # boxes may have one class
         labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
@@ -333,6 +323,15 @@ def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
             "or save float targets for regression"
         )
     return {name: numbers.tolist() for name, numbers in counts.items()}
+
+
+def _count_classes(column: Column) -> np.ndarray:
+    """Return the number of elements of each class up to the largest one, int64."""
+    counts = np.zeros(0, np.int64)
+    for block in column.blocks():
+        shorter, counts = sorted((counts, np.bincount(block[block >= 0])), key=len)
+        counts[: len(shorter)] += shorter
+    return counts
 
 
 def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normalization:

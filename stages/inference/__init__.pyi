@@ -1,11 +1,12 @@
-from .exports import MANIFEST as MANIFEST
 from .exports import write_exports as write_exports
 from .inputs import InputBlock as InputBlock
 from .inputs import read_inputs as read_inputs
 from .prediction_files import write_predictions as write_predictions
 from .publication import publish_model as publish_model
+from .trained_model import MANIFEST as MANIFEST
 from .trained_model import Predictions as Predictions
 from .trained_model import Preprocessing as Preprocessing
 from .trained_model import TrainedModel as TrainedModel
 from .trained_model import load_model as load_model
 from .trained_model import read_config as read_config
+from .trained_model import read_epoch as read_epoch

@@ -25,8 +25,6 @@ NAMES = {
     "model_card": "README.md",
 }
 """The name of the file of each export."""
-MANIFEST = "manifest.json"
-"""The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
 
 def write_exports(

@@ -7,8 +7,14 @@ from pathlib import Path
 from stages import data, learner
 from stages.contracts.errors import StageError
 from stages.contracts.text import to_json
-from stages.inference.exports import MANIFEST, NAMES
-from stages.inference.trained_model import CONFIG_FILE, EXPORTS_FOLDER, LEARNER_FOLDER, read_config
+from stages.inference.exports import NAMES
+from stages.inference.trained_model import (
+    CONFIG_FILE,
+    EXPORTS_FOLDER,
+    LEARNER_FOLDER,
+    MANIFEST,
+    read_config,
+)
 from stages.runs.file_names import SPEC_FILE
 from stages.runs.manifest import Manifest, check_manifest
 from stages.system.files import UNREADABLE, copy_file, damage, describe, read_regular, write_text

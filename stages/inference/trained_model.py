@@ -28,13 +28,15 @@ from stages.optim.mixed_precision import MixedPrecision
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
 from stages.runs import FileCheckpointer
-from stages.runs.file_names import CHECKPOINT_FOLDER
+from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import KEY_FILE
 from stages.runs.store import read_json
 from stages.system.files import read_regular
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""
+MANIFEST = "manifest.json"
+"""The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +333,14 @@ def read_config(path: Path) -> RunConfig:
             f"{LEARNER_FOLDER} and the file of the model, a run store, or a file in one of them. For a "
             "revision, call `load_model` of pipeline.project.revisions.model"
         ) from error
+
+
+def read_epoch(path: Path) -> int:
+    """Return the epoch of the weights in *path*, a file that save-model or fit wrote; 1 if it is unknown."""
+    if checkpoint := parse_name(path.name):
+        return checkpoint.epoch
+    epoch = (read_json(_directory_of(path) / EXPORTS_FOLDER / MANIFEST) or {}).get("epoch")
+    return epoch if isinstance(epoch, int) else 1
 
 
 def _directory_of(path: Path) -> Path:

@@ -60,6 +60,8 @@ class LoopPosition:
     """The position of each log."""
     shapes: Mapping[str, Any] = field(default_factory=dict)
     """The shapes of the batches that run compiled; empty if the run does not compile the model."""
+    batch_sizes: Sequence[int] = ()
+    """The number of samples in the first batch; empty if it is unknown."""
     ranks: Sequence[Mapping[str, Any]] = ()
     """The state of each further rank: ``before``, ``now``, ``shapes``, the ``buffers`` and the
     ``training_state`` of the model, and ``loader``, the random state in which all ranks load the batches of a

@@ -82,6 +82,8 @@ class RunLength:
             return span
         number, unit = span.split()
         per_epoch = self.count(per) / self.epochs
+        if per == "update" and self.accumulation.leftover == "carry":
+            per_epoch = self.batches / self.accumulation.batches  # the same for more epochs
         steps = max(1, round(total * float(number) / 100 if unit == "%" else float(number) * per_epoch))
         if steps > max(total, 1):
             raise ParamsError(

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Real
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -102,12 +103,14 @@ class Scheduler:
         if self._rule is None or not self._rule.spans:
             return
         unit: Per = "update" if self.steps_per_update else self.per
-        resolved, steps = self._rule.resolve(length, per=unit), length.count(unit)
+        is_share = any(span.endswith("%") for span in self._rule.spans)
+        counted = length if is_share else replace(length, epochs=1)
+        resolved, steps = self._rule.resolve(length, per=unit), counted.count(unit)
         if self._steps not in (None, steps):
             raise BuilderError(
-                f"the schedule is a share of the run, which had {self._steps} steps, one per {unit}, and now "
-                f"has {steps}: that is another run. Train for the same epochs of the same batches, or start "
-                "in another directory"
+                f"the schedule is a share of {'the run' if is_share else 'an epoch'}, which had "
+                f"{self._steps} steps, one per {unit}, and now has {steps}: that is another run. Train for "
+                "the same epochs of the same batches, or start in another directory"
             )
         self.schedule, self._steps, self._is_resolved = resolved, steps, True
         self._rates = {}
@@ -176,7 +179,7 @@ class Scheduler:
         return self.iteration
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the iteration, and the steps of the run if the schedule depends on them."""
+        """Return the iteration, and the steps of the run, or of an epoch, if the schedule depends on them."""
         steps = {} if self._steps is None else {"steps": self._steps}
         return {"iteration": self.iteration, **steps}
 

@@ -64,6 +64,19 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     return _restore_record(skeleton, tensors, texts, source.name)
 
 
+def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
+    """Return the entries of the tensors in the file *path*, and where the section with their bytes begins.
+
+    Raises `RecordError` if it is not a valid safetensors file.
+    """
+    source = ByteReader.of_file(path)
+    try:
+        _, entries = _read_header(source)
+        return entries, path.stat().st_size - source.remaining()
+    finally:
+        source.close()
+
+
 def _read_header(source: ByteReader) -> tuple[dict[str, str], dict[str, TensorEntry]]:
     """Return the texts and the tensor entries of the header."""
     size = int.from_bytes(source.read(8), "little")

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from long_tests import long
 from stage_runs import load, read_outputs, train
 
 from stages import data
-from stages.contracts.errors import DataError, PluginError
+from stages.contracts.errors import DataError
+from stages.data import Arrays
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
 
@@ -85,6 +87,18 @@ def test_interrupted_run_with_workers_equals_an_uninterrupted_one(steps, tmp_pat
     assert read_outputs(resumed) == read_outputs(whole)
 
 
+def test_run_resumed_with_another_batch_size_is_that_of_tensors(tmp_path):
+    """The batch size is part of the key, so the first run is not used."""
+    for lazy in (False, True):
+        load(tmp_path / str(lazy), SOURCE | {"lazy": lazy})
+    train(tmp_path / "True", UNET, 2, [NAME], num_epochs=1, **FIT)
+    rmtree(tmp_path / "True/artifacts")
+
+    lazy, tensors = (outputs_of(tmp_path / name, num_epochs=1, batch_size=16) for name in ("True", "False"))
+
+    assert lazy == tensors
+
+
 SIDE = 512
 
 
@@ -152,15 +166,58 @@ def test_sample_of_another_shape_is_an_error(tmp_path):
         load(tmp_path, SOURCE | {"lazy": True, "factory": {"kind": NAME, "broken": 3}})
 
 
-def test_iterable_dataset_is_refused(tmp_path):
-    source = {"kind": "dataset", "factory": f"{__name__}:iterate", "lazy": True}
+class Stream:
+    """An iterable dataset, with the images of `Photos` or the samples of `Squares`."""
 
-    with pytest.raises(PluginError, match="must have __len__ and __getitem__ .* Set load_data.source.lazy"):
-        load(tmp_path, source)
+    def __init__(self, name, **arguments):
+        self.samples = {"Photos": Photos, "Squares": Squares}[name](**arguments)
+
+    def __iter__(self):
+        return (self.samples[index] for index in range(len(self.samples)))
 
 
-def iterate():
-    return iter([(torch.zeros(3), 0)])
+def stream(kind, **arguments):
+    return {"kind": "dataset", "factory": {"kind": f"{__name__}:Stream", "name": kind, **arguments}}
+
+
+def test_samples_of_an_iterable_dataset_are_stored_in_their_order(tmp_path):
+    """They are read once, and without the dataset afterwards."""
+    READ.clear()
+
+    prepared = load(tmp_path, stream("Squares") | {"lazy": True})
+
+    assert list(range(COUNT)) == READ
+    rows = np.sort(data.split(Arrays(np.arange(COUNT)), 0.25, 42).valid.inputs)
+    assert [prepared.valid[place][1].tolist() for place in range(len(rows))] == [
+        Squares()[row][1].tolist() for row in rows.tolist()
+    ]
+    READ.clear()
+    data.read(tmp_path / "data")
+    assert READ == []
+
+
+@pytest.mark.long  # test_interrupted_run_with_workers_equals_an_uninterrupted_one
+def test_interrupted_run_of_an_iterable_dataset_equals_an_uninterrupted_one(tmp_path):
+    for name in ("whole", "resumed"):
+        load(tmp_path / name, stream("Squares", noise=0.3) | {"lazy": True})
+
+    whole = train(tmp_path / "whole", UNET, num_epochs=1, **FIT)
+    resumed = train(tmp_path / "resumed", UNET, 2, num_epochs=1, num_workers=2, **FIT)
+
+    assert read_outputs(resumed) == read_outputs(whole)
+
+
+def test_memory_of_load_data_is_bounded_if_an_iterable_dataset_is_stored(tmp_path, monkeypatch):
+    """The samples have 100 MiB; a split is mapped when it is read."""
+    monkeypatch.chdir(tmp_path)
+    source = stream("Photos", count=400) | {"lazy": True}
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = read_memory("VmRSS")
+
+    load(tmp_path, source)
+
+    assert read_memory("VmHWM") - before < 60 * 2**20
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
 
 
 def nested(count=12):
@@ -183,6 +240,17 @@ def test_samples_of_any_structure_are_stored(lazy, tmp_path):
     inputs, targets = prepared.train[0]
     assert targets[0] == inputs["a"][0] % 2
     assert targets[1] == inputs["a"][0] / 2
+
+
+def test_samples_have_the_splits_of_tensors(tmp_path):
+    """They are stratified by the first leaf of classes."""
+    source = {"kind": "dataset", "factory": {"kind": f"{__name__}:nested", "count": 40}}
+
+    lazy, tensors = (load(tmp_path / str(lazy), source | {"lazy": lazy}) for lazy in (True, False))
+
+    assert lazy.info.class_counts == tensors.info.class_counts
+    assert lazy.info.class_counts["valid"]["0"] == [5, 5]
+    assert [sample[1][1] for sample in lazy.valid] == tensors.valid.targets[1].tolist()
 
 
 def test_description_names_the_factory(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from stages.data import splits
 from stages.data.config import Npz
 from stages.data.storage import DatasetInfo
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+from stages.records.safetensors_format import pack_header
 
 MEASURE = """
 import sys
@@ -259,3 +261,26 @@ def test_number_of_outputs_is_that_of_classes_or_targets(num_classes, target_sha
     )
 
     assert info.num_outputs == outputs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of other systems")
+def test_split_larger_than_the_memory_is_mapped(tmp_path):
+    """The file is sparse. A page that a program changes is not written to it."""
+    prepared = data.prepare(
+        data.split(data.Arrays(np.zeros((8, 1 << 20), np.uint8), np.arange(8) % 2), 0.5, 1)
+    )
+    data.write(tmp_path, prepared)
+    count = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    path = tmp_path / "train.safetensors"
+    shapes = ("targets", "I64", (count,), 8 * count), ("inputs", "U8", (count, 1 << 20), count << 20)
+    header = pack_header({}, shapes)
+    path.write_bytes(header + np.arange(count).tobytes())
+    os.truncate(path, len(header) + 8 * count + (count << 20))
+
+    train = data.read_split(tmp_path, "train")
+
+    train.inputs[count - 1, 7] = 5
+    inputs, targets = data.Samples.of(train.__getitems__([3, count - 1])), [3, count - 1]
+    assert inputs.targets.tolist() == targets
+    assert inputs.inputs[:, 7].tolist() == [0, 5]
+    assert data.read_split(tmp_path, "train").inputs[count - 1, 7] == 0

@@ -72,6 +72,42 @@ def test_random_numbers_of_a_dataset_are_seeded_and_leave_the_generators_unchang
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def draw_boxes(index):
+    rows = torch.arange(4.0 * (index % 3)).reshape(-1, 4)
+    return {"boxes": rows, "labels": torch.arange(len(rows)), "number": float(index)}
+
+
+class Boxes(Squares):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], draw_boxes(index)
+
+
+class BoxStream(Stream):
+    def __init__(self, count=12):
+        self.samples = Boxes(count)
+
+
+@pytest.mark.parametrize(("kind", "lazy"), [("Boxes", False), ("BoxStream", False), ("BoxStream", True)])
+def test_boxes_and_the_rows_beside_them_are_ragged(kind, lazy):
+    """They have the form of those of COCO: the first sample has none."""
+    arrays = dataset(Use(kind=NAME + kind, count=5), lazy=lazy)
+
+    targets = data.prepare(data.Splits(arrays, arrays)).train.targets
+    assert targets["number"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    for index in range(5):
+        expected = draw_boxes(index)
+        assert all(torch.equal(targets[leaf][index], expected[leaf]) for leaf in ("boxes", "labels"))
+
+
+def test_boxes_of_a_dataset_that_is_read_when_needed_are_refused():
+    with pytest.raises(DataError, match="'targets.boxes' has a row for each box, .* Set .*lazy to false"):
+        dataset(Use(kind=NAME + "Boxes"), lazy=True)
+
+
+def lacking_labels():
+    return [(np.zeros(2), draw_boxes(1)), (np.zeros(2), draw_boxes(2) | {"labels": torch.arange(1)})]
+
+
 def uneven():
     return [(np.zeros(2), 0), (np.zeros(3), 1)]
 
@@ -103,6 +139,11 @@ def misnamed():
             "uneven",
             DataError,
             r"uneven: the leaf 'inputs' of sample 1 has the shape \(3,\) .* sample 0 \(2,\) and float64",
+        ),
+        (
+            "lacking_labels",
+            DataError,
+            "sample 1 has 2 rows in the leaf 'targets.boxes', but 1 in 'targets.labels'. Return a row",
         ),
         (
             "texts",

@@ -13,9 +13,10 @@ from small_runs import prepare, train
 from stages import data, load_model
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
+from stages.contracts.outputs import RegressionOutput, TrainOutput
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
-from stages.models import RegressionStep
+from stages.models import RegressionStep, backward
 from stages.params.fit_params import FitConfig
 
 
@@ -260,6 +261,51 @@ def test_model_that_was_trained_on_several_views_is_refused(directory):
 
     with pytest.raises(BuilderError, match=r"take 2 views of each sample \(fit.views\), and predict has one"):
         model.predict(data.read_split(directory.parent / "prepared", "test").inputs)
+
+
+class TwoHeads(torch.nn.Module):
+    """A model of ids and numbers, with a class and a number as targets."""
+
+    def __init__(self, input_shape, num_outputs, vocabulary_size=9):
+        super().__init__()
+        self.embed = torch.nn.EmbeddingBag(vocabulary_size, 3)
+        self.heads = torch.nn.Linear(3 + input_shape["size"][0], num_outputs["kind"] + num_outputs["value"])
+
+    def valid_step(self, batch):
+        features = torch.cat((self.embed(batch.inputs["ids"]), batch.inputs["size"]), dim=1)
+        output = self.heads(features)
+        targets = batch.targets["value"]
+        return RegressionOutput(((output[:, -1] - targets) ** 2).mean(), output, targets)
+
+    def train_step(self, batch):
+        item = self.valid_step(batch)
+        return TrainOutput(self, backward(self, item.loss), item)
+
+
+def read_ids():
+    """Return ids and numbers, with a class and a number as targets."""
+    draws = np.random.default_rng(0)
+    numbers = draws.normal([5, -90], [1, 30], (40, 2)).astype(np.float32)
+    return data.Arrays(
+        {"ids": draws.integers(0, 9, (40, 4)), "size": numbers},
+        {"kind": np.arange(40) % 3, "value": draws.normal(7, 2, 40).astype(np.float32)},
+        kinds={"inputs.ids": "tokens"},
+    )
+
+
+@pytest.mark.parametrize("per", ["dataset", "channel"])
+def test_predictions_of_several_inputs_and_targets_are_normalized_as_in_training(per, tmp_path):
+    """Each input has its own mean; ids have none."""
+    names = f"{__name__}:TwoHeads", f"{__name__}:read_ids"
+    directory = train(tmp_path, {"kind": names[1]}, model={"kind": names[0]}, per=per, metrics=["loss"])
+    split = data.read_split(tmp_path / "prepared", "test")
+
+    predictions = load_model(directory, allowed=names).predict(split.inputs)
+
+    measured = json.loads((directory / "test/split/metrics.json").read_text())["test"]["Loss"]
+    errors = predictions.outputs[:, -1] - split.targets["value"]
+    assert float((errors**2).mean()) == pytest.approx(measured, rel=1e-5)
+    assert predictions.classes is None
 
 
 def test_regression_predicts_numbers(tmp_path):

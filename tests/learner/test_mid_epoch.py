@@ -55,13 +55,13 @@ def dataset(samples):
     return TensorDataset(inputs, inputs[:, :3].argmax(1))
 
 
-def loaders(workers):
-    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(8).num_workers(workers)
+def loaders(workers, batch_size=8):
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(batch_size).num_workers(workers)
     train = MapperDataset(dataset(8 * TRAIN_BATCHES - 3), augmented)
     return builder.shuffle(5).build(train), builder.build(dataset(8 * VALID_BATCHES - 5))
 
 
-def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
+def run(directory, stop_after=None, workers=0, change=lambda builder: builder, batch_size=8):
     """Train in *directory* from the newest checkpoint, if any; return the learner."""
     torch.manual_seed(3)
     model = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
@@ -72,7 +72,7 @@ def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
     builder.early_stopping(MetricEarlyStopping(n_epochs=2, min_delta=0.3))
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     learner = change(builder).build(model, Adam(), Scheduler(0.05, Cosine(num_iters=20)))
-    learner.fit(*loaders(workers))
+    learner.fit(*loaders(workers, batch_size))
     return learner
 
 
@@ -102,6 +102,17 @@ def test_run_stopped_twice_at_any_step_equals_uninterrupted_run(stop_after, work
     assert first.interrupted
     assert second.resumed
     assert read_run_files(tmp_path) == uninterrupted
+
+
+@pytest.mark.parametrize("stop_after", [3, STEP_WITH_WORKERS])
+def test_position_in_an_epoch_of_other_batches_is_refused(stop_after, tmp_path):
+    """The batch after it would have samples that were in earlier ones."""
+    run(tmp_path, stop_after)
+
+    with pytest.raises(
+        CheckpointError, match="batches of 8 samples, and those of this loader have 4. Use the batch size"
+    ):
+        run(tmp_path, batch_size=4)
 
 
 def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_path):

@@ -7,7 +7,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from stages.data.raw_arrays import CheckedLeaf, check, gather, input_type, is_mapped, release, row_blocks
+from stages.data.raw_arrays import (
+    CheckedLeaf,
+    LazyRows,
+    check,
+    gather,
+    input_type,
+    is_mapped,
+    release,
+    row_blocks,
+)
 from stages.data.sources.tables import TableRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples, find_strata
 from stages.data.trees import LeafKind, Ragged, Tree, flatten, is_input, map_leaves, unflatten
@@ -138,13 +147,19 @@ def split_columns(
     }
     if missing or arrays.splits is not None:
         train = columns["train"]
-        targets = find_strata(map_leaves(lambda column: column.array, train.targets), len(train))
+        targets = find_strata(map_leaves(_find_values, train.targets), len(train))
         parts = divide_samples(arrays, targets, missing, seed, stratify=stratify)
         if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()
         columns |= {name: train.select(rows) for name, rows in parts.items()}
     return {name: columns[name] for name in SPLIT_NAMES if name in columns}
+
+
+def _find_values(column: Column) -> Any:
+    """Return the array of a column; None if its values are read when they are needed."""
+    array = column.array
+    return array.samples.values.get(array.name) if isinstance(array, LazyRows) else array
 
 
 def _is_read_in_order(columns: Columns) -> bool:

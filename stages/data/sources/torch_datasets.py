@@ -1,9 +1,10 @@
 """The data source ``dataset``: the samples of datasets of PyTorch, stored as tensors or read when needed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.raw_arrays import LazyRows
+from stages.data.raw_arrays import LazyRows, LazySamples, map_file
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
 from stages.data.storage import LeafInfo
-from stages.data.trees import flatten, unflatten
+from stages.data.trees import Ragged, flatten, unflatten
 from stages.devices.rng import preserve_random_state, seed_sample
 
 Forms = Mapping[str, tuple[tuple[int, ...], Any]]
@@ -30,10 +31,12 @@ def dataset(factory: Use, *, lazy: bool = False) -> Arrays | Splits:
 
     It returns a map-style or an iterable dataset, a tuple of two or three (train, valid, test), or a mapping
     of them by name. A sample is a pair of inputs and targets, or inputs that are a tensor or a dict: tensors,
-    arrays or numbers, or tuples and dicts of these, of one shape and type in all samples. They are read once,
-    with the generators of torch, Python and NumPy seeded; with *lazy*, those of a map-style dataset are read
-    when they are needed. Raises `PluginError` if *factory* cannot be called, and `DataError` if a sample has
-    another form.
+    arrays or numbers, or tuples and dicts of these, of one shape and type in all samples. In a dict with
+    ``boxes`` (n, 4), leaves of at most two axes have a row for each of its boxes.
+
+    The samples are read once, with the generators of torch, Python and NumPy seeded. With *lazy*, those of a
+    map-style dataset are read when they are needed, and those of an iterable one are stored on the disk.
+    Raises `PluginError` if *factory* cannot be called, and `DataError` if a sample has another form.
     """
     read = partial(_read_lazily, factory) if lazy else _read
     with preserve_random_state():
@@ -62,35 +65,70 @@ def build_parts(factory: Use) -> dict[str, Any]:
     return splits
 
 
-def _read(source: Any, name: str) -> Arrays:
-    """Return all samples of a dataset, whose *name* is for errors."""
+def _read(source: Any, name: str, *, on_disk: bool = False) -> Arrays:
+    """Return all samples of a dataset, whose *name* is for errors; those *on_disk* are mapped into memory."""
     samples = _iterate(source, name)
     first = next(samples, None)
     if first is None:
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
+    forms = _find_forms(first)
     count = len(source) if isinstance(source, Sized) else None
-    columns = {leaf: _Values(array, count) for leaf, array in first.items()}
-    for index, sample in enumerate(samples, start=1):
-        forms = {leaf: (values.shape, values.dtype) for leaf, values in columns.items()}
+    columns = {leaf: _collect(*form, count, on_disk=on_disk) for leaf, form in forms.items()}
+    for index, sample in enumerate(chain([first], samples)):
         check_form(sample, forms, f"sample {index}", name)
         for leaf, array in sample.items():
             columns[leaf].append(array)
-    return _build_arrays({leaf: values.array for leaf, values in columns.items()}, name)
+    return _build_arrays({leaf: column.join() for leaf, column in columns.items()}, name)
+
+
+def _collect(
+    shape: tuple[int, ...], dtype: np.dtype[Any], count: int | None, *, on_disk: bool
+) -> "_Values | _Rows | _Stored":
+    """Return an empty column for the values of a leaf."""
+    if -1 in shape:
+        return _Rows()
+    return _Stored(shape, dtype) if on_disk else _Values(shape, dtype, count)
+
+
+def _find_forms(sample: Mapping[str, np.ndarray]) -> Forms:
+    """Return the forms of the leaves of *sample*; -1 is the number of boxes, and of the rows beside them."""
+    parents = {name.removesuffix("boxes") for name in sample if name.endswith(".boxes")}
+    return {
+        leaf: ((-1, *array.shape[1:]) if _is_row_of(leaf, array, parents) else array.shape, array.dtype)
+        for leaf, array in sample.items()
+    }
+
+
+def _is_row_of(leaf: str, array: np.ndarray, parents: Collection[str]) -> bool:
+    return array.ndim in (1, 2) and f"{leaf.rpartition('.')[0]}." in parents
 
 
 def check_form(sample: Mapping[str, np.ndarray], forms: Forms, title: str, name: str) -> None:
-    """Raise `DataError` if the leaves of *sample* have not the shapes and types of *forms*."""
+    """Raise `DataError` if the leaves of *sample* have not the shapes and types of *forms*.
+
+    Leaves with a shape of -1 must have the same number of rows as those of the same dict.
+    """
     if sample.keys() != forms.keys():
         raise DataError(
             f"{name}: {title} has the leaves {', '.join(sample)}, but sample 0 {', '.join(forms)}. Convert "
             "it in the dataset"
         )
+    rows: dict[str, tuple[str, int]] = {}
     for leaf, array in sample.items():
-        if (array.shape, array.dtype) != forms[leaf]:
+        shape, _ = forms[leaf]
+        if -1 in shape and array.ndim:
+            shape = len(array), *shape[1:]
+            beside, count = rows.setdefault(leaf.rpartition(".")[0], (leaf, len(array)))
+            if len(array) != count:
+                raise DataError(
+                    f"{name}: {title} has {count} rows in the leaf {beside!r}, but {len(array)} in {leaf!r}. "
+                    "Return a row for each box"
+                )
+        if (array.shape, array.dtype) != (shape, forms[leaf][1]):
             raise DataError(
                 f"{name}: the leaf {leaf!r} of {title} has the shape {array.shape} and the type "
-                f"{array.dtype}, but that of sample 0 {forms[leaf][0]} and {forms[leaf][1]}. Convert it in "
-                "the dataset"
+                f"{array.dtype}, but that of sample 0 {shape} and {forms[leaf][1]}. Convert it in the "
+                "dataset"
             )
 
 
@@ -100,28 +138,36 @@ def _build_arrays(leaves: Mapping[str, Any], name: str) -> Arrays:
 
 
 def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
-    """Return arrays that read the samples of a map-style dataset when they are needed."""
+    """Return arrays that read the samples of a map-style dataset when they are needed.
+
+    Those of an iterable one are read once, in its order, into files.
+    """
     if not _has_items(source):
-        raise PluginError(
-            f"dataset {name!r} must have __len__ and __getitem__ to be read when its samples are needed; "
-            f"found {type(source).__name__}. Set load_data.source.lazy to false"
-        )
+        return _read(source, name, on_disk=True)
     if not len(source):
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    first = _read_seeded(source, name, None, 0)
-    forms = {leaf: (array.shape, array.dtype) for leaf, array in first.items()}
-    read = partial(_read_seeded, source, name, forms)
-    leaves = {leaf: LazyRows(read, leaf, len(source), forms) for leaf in forms}
-    return replace(_build_arrays(leaves, name), facts={"factory": factory})
+    forms = _find_forms(next(_read_seeded(source, name, None, [0])))
+    if ragged := [leaf for leaf, (shape, _) in forms.items() if -1 in shape]:
+        raise DataError(
+            f"{name}: the leaf {ragged[0]!r} has a row for each box, which cannot be read when samples are "
+            "needed. Set load_data.source.lazy to false, or return an iterable dataset"
+        )
+    samples = LazySamples.of(partial(_read_seeded, source, name, forms), len(source), forms)
+    arrays = _build_arrays({leaf: LazyRows(samples, leaf) for leaf in forms}, name)
+    return replace(arrays, facts={"factory": factory})
 
 
-def _read_seeded(source: Any, name: str, forms: Forms | None, index: int) -> dict[str, np.ndarray]:
+def _read_seeded(
+    source: Any, name: str, forms: Forms | None, rows: Sequence[int]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the samples at *rows*; their random numbers depend on the row alone."""
     with preserve_random_state():
-        seed_sample(SEED, "dataset", index)
-        sample = to_leaves(source[index], name, index)
-    if forms is not None:
-        check_form(sample, forms, f"sample {index}", name)
-    return sample
+        for row in rows:
+            seed_sample(SEED, "dataset", row)
+            sample = to_leaves(source[row], name, row)
+            if forms is not None:
+                check_form(sample, forms, f"sample {row}", name)
+            yield sample
 
 
 class LazyDataset:
@@ -149,13 +195,11 @@ class LazyDataset:
 
 
 class _Values:
-    """An array of samples that grows."""
+    """The values of a leaf of all samples in memory: an array that grows beyond *count* samples."""
 
-    def __init__(self, first: np.ndarray, count: int | None) -> None:
-        self.shape, self.dtype = first.shape, first.dtype
-        self._found = np.empty((count or 1, *self.shape), self.dtype)
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], count: int | None) -> None:
+        self._found = np.empty((count or 1, *shape), dtype)
         self._count = 0
-        self.append(first)
 
     def append(self, array: np.ndarray) -> None:
         """Add the value of another sample."""
@@ -164,10 +208,48 @@ class _Values:
         self._found[self._count] = array
         self._count += 1
 
-    @property
-    def array(self) -> np.ndarray:
-        """The values of all samples."""
+    def join(self) -> np.ndarray:
+        """Return the values of all samples, (N, …)."""
         return self._found[: self._count]
+
+
+class _Rows:
+    """The rows of a ragged leaf of all samples."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def append(self, array: np.ndarray) -> None:
+        """Add the rows of another sample."""
+        self._arrays.append(array.copy())
+
+    def join(self) -> Ragged:
+        """Return the rows of all samples."""
+        return Ragged.of(self._arrays)
+
+
+class _Stored:
+    """The values of a leaf of all samples in a file without a name.
+
+    It is in the current folder, because that of temporary files may be in memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._file = TemporaryFile(dir=".")  # noqa: SIM115  join closes it
+        self._form = shape, dtype
+        self._count = 0
+
+    def append(self, array: np.ndarray) -> None:
+        """Add the value of another sample."""
+        self._file.write(array.tobytes())
+        self._count += 1
+
+    def join(self) -> np.ndarray:
+        """Return the values of all samples, (N, …), mapped into memory."""
+        shape, dtype = self._form
+        with self._file as file:
+            file.flush()
+            return map_file(file, 0, (self._count, *shape), dtype)
 
 
 def _has_items(source: Any) -> bool:

@@ -19,7 +19,14 @@ from stages.devices.rng import (
 )
 from stages.distributed import Agreement
 from stages.learner.assembly import Components
-from stages.learner.batches import Division, Loader, LoaderOptions, iterate_rank, loads_shares
+from stages.learner.batches import (
+    Division,
+    Loader,
+    LoaderOptions,
+    find_batch_sizes,
+    iterate_rank,
+    loads_shares,
+)
 from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
 from stages.learner.resume.training_state import load_training_state, training_state
@@ -44,6 +51,7 @@ class MidEpochCheckpointer:
         self._rng_state: dict[str, Any] = {}
         self._shared: HostRandomState | None = None
         """The random state in which all ranks load the same batches."""
+        self._batch_sizes: list[int] = []
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
         self._can_save = components.options.recorder is not None
@@ -55,11 +63,15 @@ class MidEpochCheckpointer:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
 
         With *defers*, a batch may be a `DeferredBatch`. The batches are drawn in the random state of an
-        uninterrupted run. Raises `CheckpointError` if the loader ends before the position.
+        uninterrupted run. Raises `CheckpointError` if the loader ends before the position, or has batches of
+        another size.
         """
         position, devices = self._state.position, [self._device]
         set_loader_epoch(loader, epoch, self._state.derive_seed(epoch, split))
         is_restored = self._state.streams.is_restored(split)
+        self._batch_sizes = find_batch_sizes(loader)[:1]
+        if position is not None:
+            _check_batch_size(self._batch_sizes, position)
         skip = _set_position(loader, position) if position and not is_restored else 0
         saved = None if position is None else self._read_rank(position)
         if saved is not None:
@@ -226,8 +238,18 @@ class MidEpochCheckpointer:
             sums=sums or {},
             logs=self._observers.log_positions(),
             ranks=ranks,
+            batch_sizes=self._batch_sizes,
         )
         self._checkpoints.save_step(self._state.checkpoint(position))
+
+
+def _check_batch_size(sizes: Sequence[int], position: LoopPosition) -> None:
+    """Raise `CheckpointError` if the first batch had another size: the next one would repeat samples."""
+    if sizes and position.batch_sizes and list(position.batch_sizes) != sizes:
+        raise CheckpointError(
+            f"cannot resume {position}: it had batches of {position.batch_sizes[0]} samples, and those of "
+            f"this loader have {sizes[0]}. Use the batch size of the checkpoint, or another directory"
+        )
 
 
 def _set_position(loader: Any, position: LoopPosition) -> int:

@@ -66,6 +66,34 @@ def test_every_format_has_the_deviation():
     assert "±" in [column["title"] for column in build_table_data(compared, ViewOptions())["columns"]]
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_value_of_a_repeat_that_is_not_finite_has_no_finite_mean_and_deviation(value):
+    """A step may log any number, and a model of one seed may diverge."""
+    repeats = Comparison((run("repeat=1", [3.0, value], fit_seed=1), run("repeat=2", [5.0, 1.0], fit_seed=2)))
+
+    [mean] = average_repeats(repeats).runs
+
+    curve = mean.metrics["valid/Loss"]
+    assert (curve.best_epoch, curve.best, curve.deviation) == (1, 4.0, math.sqrt(2))
+    assert math.isnan(curve.deviations[2])
+    assert "4.000" in text_table(Comparison((mean,)))
+    assert json.loads(to_json(comparison_values(Comparison((mean,)))))
+    assert build_table_data(Comparison((mean,)), ViewOptions())
+
+
+def test_metric_without_a_value_in_the_same_epoch_of_all_repeats_has_no_mean():
+    """A step may log a number in some epochs only."""
+    repeats = [run(f"repeat={seed}", [3.0, 2.0], fit_seed=seed) for seed in (1, 2)]
+    late = [
+        replace(each, metrics=each.metrics | {"valid/late": MetricCurve("valid", "late", {epoch: 1.0}, None)})
+        for epoch, each in enumerate(repeats, start=1)
+    ]
+
+    [mean] = average_repeats(Comparison(tuple(late))).runs
+
+    assert list(mean.metrics) == ["valid/Loss"]
+
+
 def test_comparison_without_repeats_is_unchanged():
     alone = Comparison(REPEATS.runs[:2])
 

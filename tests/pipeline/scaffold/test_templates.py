@@ -92,6 +92,19 @@ def test_model_of_a_template_is_exported_as_programs_with_its_metrics(new_projec
         assert json.loads(evaluated.out)["data"]["metrics"] == recorded
 
 
+@pytest.mark.long  # tests/test_structured_runs.py: test_evaluation_of_the_saved_epoch_has_its_views
+@pytest.mark.parametrize("new_project", ["self-supervised"], indirect=True)
+def test_evaluation_has_the_random_views_of_the_epoch_of_the_weights(new_project):
+    for before, after in (("num_epochs: 20", "num_epochs: 2"), ("width: 32", "width: 4")):
+        new_project.edit("params.yaml", before, after)
+    new_project.call("run").ok()
+
+    evaluated = new_project.call("evaluate", "--json").ok()
+
+    metrics = json.loads((new_project.folder / "artifacts/metrics.json").read_text())
+    assert json.loads(evaluated)["data"]["metrics"] == metrics["valid"]
+
+
 @pytest.fixture
 def template_files(request, open_project, tmp_path, monkeypatch):
     """Return a project with the files of a template, without the repository that `learner init` creates."""
