@@ -19,14 +19,14 @@ def prepare(folder, source, **options):
     return config
 
 
-def train(folder, source, export_as="default", save_options=None, **options):
-    """Train a small model in one epoch on *source*, with a test split, and return its artifact directory.
+def train(folder, source, export_as="default", save_options=None, test_fraction=0.3, **options):
+    """Train a small model in one epoch on *source*, and return its artifact directory.
 
     *export_as* is the recorder of save-model, *save_options* are its other params, and *options* are those
     of fit.
     """
     directory, prepared = folder / "artifacts", folder / "prepared"
-    loaded = prepare(prepared, source, valid_fraction=0.3, test_fraction=0.3)
+    loaded = prepare(prepared, source, valid_fraction=0.3, test_fraction=test_fraction)
     built = BuildLearnerConfig.model_validate({"model": {"kind": "mlp", "hidden_sizes": [8]}})
     trained = FitConfig.model_validate(
         {"num_epochs": 1, "batch_size": 7, "num_workers": 0, "device": "cpu", **options}
