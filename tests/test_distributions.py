@@ -1,5 +1,6 @@
 """The wheel and the source distribution of this package."""
 
+import csv
 import email
 import os
 import re
@@ -103,3 +104,36 @@ def test_tests_of_the_source_distribution_run_from_it(tests, unpacked):
     done = subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+
+
+PROGRAM = re.compile(r"# (\w+\.py)\n")
+
+
+def script_of(quick_start):
+    """Return a script that writes the programs of a page and runs its commands, in their order."""
+    lines = ["set -e"]
+    for language, content in re.findall(r"^```(\w+)\n(.*?)^```", quick_start.text, re.DOTALL | re.MULTILINE):
+        if language == "python":
+            lines.append(f"cat > {PROGRAM.match(content)[1]} <<'END'\n{content}END")
+        else:
+            lines += [line.removeprefix("$ ") for line in content.splitlines()]
+    return "\n".join(lines)
+
+
+@pytest.mark.long  # test_tutorial.py has the same commands in the environment of the tests
+def test_commands_of_the_quick_start_run_in_a_new_environment(copy, open_project, tmp_path):
+    build("build_wheel", copy, tmp_path)
+    path = os.pathsep.join([f"{sys.base_prefix}/bin", os.defpath])
+    environment = {"PATH": path, "PYTHONPATH": "", "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+
+    script = script_of(page("pipeline/scaffold/quickstart.md"))
+    printed = open_project(tmp_path).ok("bash", "-c", script, **environment)
+
+    rows = list(csv.DictReader((tmp_path / "spirals/predictions.csv").open()))
+    classes = " ".join(row["class"] for row in rows)
+    assert len(rows) == 9
+    assert f"[{classes}]\n" in printed, "of run_onnx.py"
+    assert {path.name for path in (tmp_path / "spirals/artifacts/exports").iterdir()} >= {
+        *("model.safetensors", "model.onnx", "model.pt2", "README.md")
+    }
+    assert (tmp_path / "spirals/published/README.md").exists()

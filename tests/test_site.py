@@ -71,3 +71,17 @@ def test_search_of_a_page_that_is_opened_as_a_file_shows_results(site, browser):
 
     assert browser.run(titles)[0] == "Warm-up and schedules"
     assert browser.messages() == []
+
+
+@pytest.mark.long  # only a browser has a color scheme
+def test_colors_follow_the_system_until_the_reader_selects_them(site, browser):
+    scheme = "document.body.getAttribute('data-md-color-scheme')"
+    toggle = "document.querySelector('.md-header__option label:not([hidden])')"
+
+    browser.open(site / "index.html")
+    browser.wait(f"{toggle} && {scheme} === 'default'")
+    browser.resize(1400, scheme="dark")
+    browser.wait(f"{scheme} === 'slate'")
+
+    browser.run(f"{toggle}.click()")
+    browser.wait(f"{scheme} === 'default'")

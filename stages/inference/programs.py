@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class TrainedRun:
     """The prepared data."""
     allowed: Collection[str] = ()
     """The import paths of datasets that are read when their samples are needed, whose code is run."""
+    recorded: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By split, the metrics that the run has recorded, if a program must reach them."""
 
     @property
     def info(self) -> data.DatasetInfo:
@@ -60,8 +62,8 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     With *preprocess* the inputs of the program are those of the batches before the normalization, as float32.
 
     Raises `StageError` if the model cannot be exported, if an output differs by more than 1e-4, or a metric
-    by more than 1e-5, from those of the model; *path* is then not written. Raises `PluginError` if a package
-    is not installed.
+    by more than 1e-5, from those of the model or of the run; *path* is then not written. Raises
+    `PluginError` if a package is not installed.
     """
     model = run.model.cpu().eval()
     exported = Preprocessed.of(run) if preprocess else model
@@ -80,12 +82,9 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
         evaluate = _Evaluation(model, run.fit, settings, loader)
         expected = evaluate(exported.forward)
         actual = evaluate(_Comparison(exported.forward, program, f"{title}: {split} split"))
-    for name, value in expected.items():
-        if not _is_close(actual[name], value):
-            raise StageError(
-                f"{title}: {name} over the {split} split is {actual[name]!r} with the program, and {value!r} "
-                "with the model. Remove the export, or change the operations of the model"
-            )
+    _check_metrics(f"{title}: {split} split", actual, expected, "with the model", "change its operations")
+    recorded = run.recorded.get(split, {})
+    _check_metrics(f"{title}: {split} split", actual, recorded, "in the records of the run", "run fit again")
     with open_atomic(path) as file:
         file.write(content)
 
@@ -230,9 +229,19 @@ class _Comparison:
         return outputs[0] if is_single else tuple(outputs)
 
 
-def _is_close(actual: float, expected: float) -> bool:
-    close = math.isclose(actual, expected, rel_tol=METRIC_TOLERANCE, abs_tol=METRIC_TOLERANCE)
-    return close or (math.isnan(actual) and math.isnan(expected))
+def _check_metrics(
+    title: str, actual: Mapping[str, float], expected: Mapping[str, float], origin: str, remedy: str
+) -> None:
+    """Raise `StageError` if a metric that both have differs by more than `METRIC_TOLERANCE`."""
+    for name in sorted(actual.keys() & expected.keys()):
+        is_close = math.isclose(
+            actual[name], expected[name], rel_tol=METRIC_TOLERANCE, abs_tol=METRIC_TOLERANCE
+        )
+        if not is_close and not (math.isnan(actual[name]) and math.isnan(expected[name])):
+            raise StageError(
+                f"{title}: {name} is {actual[name]!r} with the program, and {expected[name]!r} {origin}. "
+                f"Remove the export, or {remedy}"
+            )
 
 
 class _Onnx:

@@ -15,9 +15,13 @@ from small_runs import prepare, train
 from stages import load_model
 from stages.contracts.errors import StageError
 from stages.contracts.outputs import ClassificationOutput
+from stages.inference.exports import write_exports
 from stages.inference.programs import TrainedRun, export_program
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
+from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
+from stages.records import DefaultRecorder, record_of
+from stages.runs import FileCheckpointer
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +140,7 @@ class OtherWeight(Net):
 
 def test_program_with_another_metric_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr("stages.inference.programs.OUTPUT_TOLERANCE", 0.1)
-    with pytest.raises(StageError, match="Loss over the test split is .* with the program, and"):
+    with pytest.raises(StageError, match="test split: Loss is .* with the program, and .* with the model"):
         export_program("pt2", replace(run, model=Shifted()), tmp_path / "model", preprocess=False)
 
 
@@ -150,6 +154,54 @@ class Shifted(Net):
         logits = super().forward(inputs)
         shift = torch.tensor([0.01, 0.0, 0.0])
         return logits + shift if torch.compiler.is_exporting() else logits
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory, directory):
+    """Return the directories of a run with a test split, and of one without, by the split of programs."""
+    source = {"kind": "npz", "path": str(directory.parent / "data.npz")}
+    without = train(tmp_path_factory.mktemp("valid"), source, test_fraction=0.0)
+    return {"test": directory, "valid": without}
+
+
+def export_changed(directory, exports, **fit):
+    """Export the model of the run in *directory* with another weight, as if it had been run with *fit*."""
+    resolved = json.loads((directory / "config.json").read_bytes())
+    resolved["fit"] |= fit
+    chosen = FileCheckpointer(directory / "checkpoint", DefaultRecorder()).restore(1, parts=["model"])
+    model = load_model(directory).model
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 0.01
+    files = (directory / name for name in ("checkpoint", "config.json", "model.mpk.gz"))
+    paths = SaveModelPaths(
+        *files, exports, directory / "learner", directory.parent / "prepared", directory / "test/split"
+    )
+    config = SaveModelConfig.model_validate(resolved["save_model"] | {"exports": ["pt2"]})
+    return write_exports(config, replace(chosen, model=record_of(model)), resolved, paths)
+
+
+@pytest.mark.parametrize("split", ["test", "valid"])
+def test_program_without_the_recorded_metrics_is_refused(split, directories, tmp_path):
+    message = f"pt2: {split} split: Loss is .* with the program, and .* in the records of the run"
+    with pytest.raises(StageError, match=message):
+        export_changed(directories[split], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("split", "fit"),
+    [
+        ("test", {"precision": "bf16"}),
+        ("valid", {"limit_batches": 1}),
+        long("test", {"device": "cuda"}),
+        long("valid", {"recorder": "compact"}),
+        long("valid", {"averaging": {"kind": "swa", "start_epoch": 1}}),
+        long("valid", {"hooks": ["frozen_norms"]}),
+    ],
+)
+def test_program_is_not_compared_with_metrics_of_another_computation(split, fit, directories, tmp_path):
+    [path] = export_changed(directories[split], tmp_path, **fit)
+
+    assert path.exists()
 
 
 class Words(ClassificationStep, torch.nn.Module):

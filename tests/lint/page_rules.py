@@ -19,7 +19,7 @@ API_PAGES = "api/"
 """The folder of the pages that the site makes of docstrings."""
 MAX_README_LINES = 200
 PAGE_LINES = range(20, 91)
-OTHER_PROGRAMS = {".", "cd", "git", "pip", "prefect", "export", "kill", "pytest"}
+OTHER_PROGRAMS = {".", "cd", "git", "pip", "prefect", "python3", "export", "kill", "pytest"}
 PARSED_BY_TESTS = {"dvc", "torchrun"}
 """Programs whose parsers take long to import; tests/test_pages.py parses their commands."""
 OTHER_OPTIONS = {

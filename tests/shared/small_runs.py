@@ -22,14 +22,25 @@ def prepare(folder, source, **options):
 SMALL = {"kind": "mlp", "hidden_sizes": [8]}
 
 
-def train(folder, source, export_as="default", save_options=None, *, model=SMALL, per="dataset", **options):
-    """Train a small model in one epoch on *source*, with a test split, and return its artifact directory.
+def train(
+    folder,
+    source,
+    export_as="default",
+    save_options=None,
+    *,
+    test_fraction=0.3,
+    model=SMALL,
+    per="dataset",
+    **options,
+):
+    """Train a small model in one epoch on *source*, and return its artifact directory.
 
     *export_as* is the recorder of save-model, *save_options* are its other params, *per* is that of the
     normalization, and *options* are those of fit.
     """
     directory, prepared = folder / "artifacts", folder / "prepared"
-    loaded = prepare(prepared, source, valid_fraction=0.3, test_fraction=0.3, normalization={"per": per})
+    fractions = {"valid_fraction": 0.3, "test_fraction": test_fraction}
+    loaded = prepare(prepared, source, **fractions, normalization={"per": per})
     built = BuildLearnerConfig.model_validate({"model": model})
     trained = FitConfig.model_validate(
         {"num_epochs": 1, "batch_size": 7, "num_workers": 0, "device": "cpu", **options}

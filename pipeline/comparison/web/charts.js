@@ -68,7 +68,7 @@ function curvesSpec(chart, points, scales, theme, smooth) {
   const split = (range) => ({ field: "split", type: "ordinal", legend: null, scale: { domain: ["valid", "train"], range } });
   const rev = (scale) => ({ field: "rev", type: "nominal", legend: null, scale });
   Object.assign(made.encoding, { color: rev(scales.color), strokeDash: rev(scales.dash) });
-  made.encoding.x.axis = { tickMinStep: 1, tickCount: 10, labelExpr: "format(datum.value, datum.value < 1e4 ? ',d' : '~s')" };
+  made.encoding.x.axis = { tickMinStep: 1, tickCount: 10, labelExpr: "datum.value % 1 ? '' : format(datum.value, datum.value < 1e4 ? ',d' : '~s')" };
   for (const layer of everyLayer(made)) {
     if (layer.encoding && layer.encoding.y) Object.assign(layer.encoding.y, { title: null, axis: { format: ".5~g" } });
     if (layer.mark && layer.mark.type === "line") layer.encoding = { ...layer.encoding, detail: { field: "split" } };
@@ -230,7 +230,7 @@ function parallelLabel(table, { titles, runs }, metric) {
 
 function parallelSpec({ points, marks, titles }, metric, theme) {
   const range = theme.dark ? ["#3a4656", "#9cc9ff"] : ["#ccd5e0", "#0b4f9c"];
-  const place = { x: { field: "axis", type: "quantitative", axis: null, scale: { domain: [-0.15, titles.length - 0.55], nice: false } },
+  const place = { x: { field: "axis", type: "quantitative", axis: null, scale: { domain: [-0.15, titles.length - 0.25], nice: false } },
     y: { field: "position", type: "quantitative", axis: null, scale: { domain: [-0.04, 1.12] } } };
   const halo = { stroke: theme.card, strokeWidth: 6, strokeJoin: "round" };
   const labels = (extra) => [{ ...extra, mark: { ...extra.mark, ...halo } }, extra];

@@ -415,6 +415,18 @@ def test_baseline_follows_newer_data_until_the_reader_pins_one(browser, tmp_path
     assert browser.run(baseline) == "b"
 
 
+def test_axis_of_two_epochs_names_each_epoch_once(browser, tmp_path):
+    curve = MetricCurve("valid", "Loss", {1: 0.7, 2: 0.5}, Direction.LOWEST)
+    run = RunSummary("a", None, {}, {curve.name: curve})
+    labels = "[...document.querySelectorAll('#curves .role-axis-label text')].map(label => label.textContent)"
+
+    open_page(browser, tmp_path / "page.html", (Comparison((run,)), {}, ViewOptions()))
+    browser.wait("document.querySelector('#curves .role-axis-label text')")
+
+    epochs = [label for label in browser.run(labels) if label and "." not in label]
+    assert epochs == ["1", "2"]
+
+
 def test_range_of_a_param_that_no_longer_differs_is_removed(browser, tmp_path):
     open_page(browser, tmp_path / "page.html", build_data(0.7, 0.5))
     for column in ("rate", "valid/Loss"):
