@@ -238,7 +238,10 @@ def _delete_references(top: Path, names: list[str]) -> None:
 
 
 def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
-    """Find temporary files of DVC in the project, beside its outputs, and in its cache."""
+    """Find temporary files of DVC in the project, beside its outputs, and in its cache.
+
+    DVC fails if a folder of its run-cache is empty, as after an error before it could write the entry there.
+    """
     try:
         with Repo() as repo:
             root, cache = Path(repo.root_dir), Path(repo.cache.local_cache_dir)
@@ -252,9 +255,11 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
         for path in paths
         if TEMPORARY_FILE.fullmatch(path.name) and _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS
     ]
+    entries = cache.glob("runs/??/*")
+    old += [path for path in entries if not any(path.iterdir()) and _age(path) > MIN_LOCK_AGE_SECONDS]
     if old:
         listed = ", ".join(map(str, sorted(old)[:MAX_LISTED_FILES]))
-        message = f"{len(old)} temporary files of a killed DVC: {listed}"
+        message = f"{len(old)} temporary files and empty folders of a killed DVC: {listed}"
         yield warning("git", message, f"rm them: {FIX}", partial(_remove_temporary_files, top, old))
 
 
@@ -266,4 +271,5 @@ def _age(path: Path) -> float:
 def _remove_temporary_files(top: Path, paths: list[Path]) -> None:
     if not find_git_processes(top):
         for path in paths:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # DVC has removed or filled it
+                path.rmdir() if path.is_dir() else path.unlink()

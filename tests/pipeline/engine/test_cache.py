@@ -98,6 +98,18 @@ def test_stages_that_run_again_replace_damaged_files_and_run_cache_entries(finis
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
+def test_stage_runs_although_a_failed_command_left_its_folder_of_the_run_cache_empty(finished):
+    before = finished.files(*OUTPUTS, ".dvc/cache")
+    find_run_cache_entry(finished, "save-model").unlink()
+    (finished.folder / "dvc.lock").unlink()
+
+    done = finished.call("run")
+
+    assert done.code == 0, done.text
+    assert done.out.splitlines()[-1] == "save-model: ran"
+    assert finished.files(*OUTPUTS, ".dvc/cache") == before
+
+
 def test_damaged_files_are_found_and_removed(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     damaged = damage_everywhere(finished)
