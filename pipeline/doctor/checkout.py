@@ -21,6 +21,7 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import run_git, try_git
+from pipeline.project.revisions.dvc_checks import TEMPORARY_FILE
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
@@ -28,8 +29,6 @@ from stages.system.processes import command_of, is_alive, parent_of, pids_below
 BACKUP = "learner doctor: before the repair"
 """Message of the stash that keeps the state before a repair."""
 LOCK_PATTERNS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
-TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
-"""Names of the files with which DVC tests links, and to which it copies before it renames them."""
 EXPERIMENT_REF = "refs/exps/stash"
 """Reference of the experiments that DVC is about to run."""
 TEMPORARY_REFS = "refs/exps/temp"

@@ -21,6 +21,7 @@ from dvc_objects.fs.utils import copyfile, tmp_fname
 from pipeline.engine.signals import DeferredSignals
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
+    TEMPORARY_FILE,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
@@ -143,13 +144,22 @@ def _list_or_raise(
 
 def _verify_cached_outputs(original: Any, stage: Any) -> bool:
     for output in stage.outs:
+        _remove_partial_copies(output)
         remove_damaged_output(output)
     return bool(original(stage))
 
 
 def _verify_before_commit(original: Any, output: Output, *arguments: Any, **options: Any) -> None:
+    _remove_partial_copies(output)
     remove_damaged_output(output)
     original(output, *arguments, **options)
+
+
+def _remove_partial_copies(output: Output) -> None:
+    """Remove the files beside *output* to which a killed DVC copied; this process has the lock of DVC."""
+    for path in Path(output.fs_path).parent.glob(".*.tmp"):
+        if TEMPORARY_FILE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
