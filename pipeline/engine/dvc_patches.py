@@ -185,6 +185,16 @@ def _put_or_remove(_original: Any, _system: Any, lpath: str, rpath: str, *_: Any
         raise
 
 
+def _dump_or_remove(original: Any, path: Any, *arguments: Any, **options: Any) -> None:
+    try:
+        original(path, *arguments, **options)
+    except BaseException:
+        if TEMPORARY_FILE.fullmatch(Path(path).name):
+            with suppress(OSError):
+                Path(path).unlink()
+        raise
+
+
 def _explain_failed_copy(original: Any, output: Output, *arguments: Any, **options: Any) -> Any:
     try:
         return original(output, *arguments, **options)
@@ -243,6 +253,13 @@ PATCHES: tuple[Patch, ...] = (
         "(self, lpath, rpath, callback=None, **kwargs)",
         SUPPORTED_OBJECTS,
         _put_or_remove,
+    ),
+    Patch(
+        "dvc.utils.serialize:dump_yaml",
+        "DVC leaves its temporary file if an entry of the run-cache cannot be written",
+        "(path, data, fs=None, **kwargs)",
+        SUPPORTED,
+        _dump_or_remove,
     ),
     Patch(
         "dvc.output:Output._checkout",

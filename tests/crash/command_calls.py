@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from importlib import import_module
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from dvc.cli import main as dvc
@@ -29,6 +29,8 @@ READ = ("/artifacts", "/data", "/.runs", "/dvc.lock", "/.dvc/cache")
 """Folders and files of the results; the code of a project is read as well."""
 RUN_CACHE = ".dvc/cache/runs/"
 SMALLEST = (("num_epochs: 3", "num_epochs: 1"), ("checkpoint_every_steps: 3", "checkpoint_every_steps: 15"))
+PARTS = {"learner run": (f"*{PART_SUFFIX}", ".*.tmp"), "dvc repro": (f"*{PART_SUFFIX}",)}
+"""Patterns of the temporary files that an entry must not leave; DVC leaves its own."""
 NUMBERED = re.compile(r"[0-9a-f]{2}|.*\d.*")
 """Names of single files of a kind, by numbers and hashes, and of folders by the beginnings of hashes."""
 
@@ -137,7 +139,7 @@ class CommandCalls:
         again, more = self._run_untraced(entry, project)
         wrong += [f"the next run ended with {again}: {more[-600:]}" if again else ""]
         wrong += [self._difference(project, RUN_CACHE if is_of_dvc else None)]
-        wrong += [", ".join(left_behind(project.folder))]
+        wrong += [", ".join(left_behind(project.folder, PARTS[entry]))]
         finding = "; ".join(filter(None, wrong))
         if finding:
             finding = f"trial {index}, {error} at call {number}: {target}: {finding}\n{text[-1500:]}"
@@ -164,10 +166,10 @@ def _kind(path):
     return "/".join("*" if NUMBERED.fullmatch(part) else part for part in parts)
 
 
-def left_behind(folder, seconds=60):
-    """Return the temporary files that are still below *folder* after *seconds*: a watchdog may be writing."""
+def left_behind(folder, patterns, seconds=60):
+    """Return the files of *patterns* that are left in *folder* after *seconds*: a watchdog may be writing."""
     deadline = time.monotonic() + seconds
-    while (parts := list(folder.rglob(f"*{PART_SUFFIX}"))) and time.monotonic() < deadline:
+    while (parts := [*chain(*map(folder.rglob, patterns))]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [str(part.relative_to(folder)) for part in parts]
 

@@ -6,11 +6,13 @@ import tempfile
 from pathlib import Path
 
 import dvc.output
+import dvc.utils.serialize
 import pytest
 from dvc.fs import LocalFileSystem
 from dvc.repo import Repo
 from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.hash_info import HashInfo
+from ruamel.yaml.representer import RepresenterError
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.stage_run import link_into_cache, local_objects
@@ -96,6 +98,15 @@ def test_copy_that_fails_leaves_no_temporary_file(tmp_path):
         LocalFileSystem().put_file(str(source), str(folder / "output"))
 
     assert [path.name for path in folder.iterdir()] == ["output"]
+
+
+def test_entry_of_the_run_cache_that_cannot_be_written_leaves_no_file(tmp_path):
+    dvc_patches.apply()
+
+    with pytest.raises(RepresenterError):
+        dvc.utils.serialize.dump_yaml(tmp_path / f".{'a' * 22}.tmp", {"cmd": object()})
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_copy_from_the_cache_that_fails_is_reported_with_the_error_of_the_system(finished, monkeypatch):
