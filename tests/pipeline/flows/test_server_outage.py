@@ -17,7 +17,7 @@ from prefect_servers import FAULTS, Api, Proxy, running_server
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import project_lock
-from pipeline.flows import prefect_patches
+from pipeline.flows import prefect_patches, run_registry
 from pipeline.flows.artifacts import short_timeout_client
 from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.prefect_api import URL, run_stage_of_dvc
@@ -357,6 +357,25 @@ def create_deployment(api, name, **options):
     """Create a deployment and return its id."""
     flow = api.post("flows/", {"name": "learner"})["id"]
     return api.post("deployments/", {"name": name, "flow_id": flow, **options})["id"]
+
+
+def test_run_that_no_process_has_started_is_reported_after_an_error_of_the_server(server, proxy, monkeypatch):
+    monkeypatch.setattr(run_registry, "SUBMISSION_SECONDS", 0.1)
+    api = Api(server)
+    deployment = create_deployment(api, "abandoned")
+    runs = [api.start("abandoned") for _ in range(2)]
+    for run in runs:
+        api.post(f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})
+    with temporary_settings({PREFECT_API_URL: server}):
+        pending = run_registry._read_runs(UUID(deployment), {"type": {"any_": ["PENDING"]}})
+    api.delete(f"flow_runs/{pending[0].id}")
+    proxy.fail("500", 1)
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        run_registry._report_unchanged(pending)
+
+    assert proxy.faults == 1
+    assert api.state(pending[1].id) == "Crashed"
 
 
 def test_task_whose_end_the_server_has_not_received_gets_the_state_of_its_run(server):
