@@ -21,6 +21,7 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import run_git, try_git
+from pipeline.project.revisions.dvc_checks import TEMPORARY_FILE
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
@@ -28,8 +29,6 @@ from stages.system.processes import command_of, is_alive, parent_of, pids_below
 BACKUP = "learner doctor: before the repair"
 """Message of the stash that keeps the state before a repair."""
 LOCK_PATTERNS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
-TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
-"""Names of the files with which DVC tests links, and to which it copies before it renames them."""
 EXPERIMENT_REF = "refs/exps/stash"
 """Reference of the experiments that DVC is about to run."""
 TEMPORARY_REFS = "refs/exps/temp"
@@ -238,7 +237,10 @@ def _delete_references(top: Path, names: list[str]) -> None:
 
 
 def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
-    """Find temporary files of DVC in the project, beside its outputs, and in its cache."""
+    """Find temporary files of DVC in the project, beside its outputs, and in its cache.
+
+    DVC fails if a folder of its run-cache is empty, as after an error before it could write the entry there.
+    """
     try:
         with Repo() as repo:
             root, cache = Path(repo.root_dir), Path(repo.cache.local_cache_dir)
@@ -252,9 +254,11 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
         for path in paths
         if TEMPORARY_FILE.fullmatch(path.name) and _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS
     ]
+    entries = cache.glob("runs/??/*")
+    old += [path for path in entries if not any(path.iterdir()) and _age(path) > MIN_LOCK_AGE_SECONDS]
     if old:
         listed = ", ".join(map(str, sorted(old)[:MAX_LISTED_FILES]))
-        message = f"{len(old)} temporary files of a killed DVC: {listed}"
+        message = f"{len(old)} temporary files and empty folders of a killed DVC: {listed}"
         yield warning("git", message, f"rm them: {FIX}", partial(_remove_temporary_files, top, old))
 
 
@@ -266,4 +270,5 @@ def _age(path: Path) -> float:
 def _remove_temporary_files(top: Path, paths: list[Path]) -> None:
     if not find_git_processes(top):
         for path in paths:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # DVC has removed or filled it
+                path.rmdir() if path.is_dir() else path.unlink()

@@ -5,19 +5,23 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from errno import ENOTSUP
 from pathlib import Path
 from typing import Any
 
 from dvc.dvcfile import Lockfile
 from dvc.env import DVC_ROOT, DVC_STAGE
+from dvc.exceptions import CacheLinkError
 from dvc.output import Output
+from dvc_objects.fs.utils import copyfile, tmp_fname
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
+    TEMPORARY_FILE,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
@@ -140,13 +144,22 @@ def _list_or_raise(
 
 def _verify_cached_outputs(original: Any, stage: Any) -> bool:
     for output in stage.outs:
+        _remove_partial_copies(output)
         remove_damaged_output(output)
     return bool(original(stage))
 
 
 def _verify_before_commit(original: Any, output: Output, *arguments: Any, **options: Any) -> None:
+    _remove_partial_copies(output)
     remove_damaged_output(output)
     original(output, *arguments, **options)
+
+
+def _remove_partial_copies(output: Output) -> None:
+    """Remove the files beside *output* to which a killed DVC copied; this process has the lock of DVC."""
+    for path in Path(output.fs_path).parent.glob(".*.tmp"):
+        if TEMPORARY_FILE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
@@ -159,16 +172,52 @@ def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **opt
     return result
 
 
-def _verify_entry(original: Any, cache: Any, key: str, value: str) -> Any:
-    entry = Path(cache.cache_dir, key[:2], key, value)
-    if value.endswith(".tmp"):  # another DVC process is writing the entry, or was killed
+def _put_or_remove(_original: Any, _system: Any, lpath: str, rpath: str, *_: Any, **_options: Any) -> None:
+    folder = Path(rpath).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / tmp_fname()
+    try:
+        copyfile(lpath, str(part))
+        part.replace(rpath)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _dump_or_remove(original: Any, path: Any, *arguments: Any, **options: Any) -> None:
+    try:
+        original(path, *arguments, **options)
+    except BaseException:
+        if TEMPORARY_FILE.fullmatch(Path(path).name):
+            with suppress(OSError):
+                Path(path).unlink()
+        raise
+
+
+def _explain_failed_copy(original: Any, output: Output, *arguments: Any, **options: Any) -> Any:
+    try:
+        return original(output, *arguments, **options)
+    except CacheLinkError as error:
+        cause = error.__context__ and error.__context__.__cause__
+        if not isinstance(cause, OSError) or cause.errno == ENOTSUP:  # no kind of link is possible
+            raise
+        raise StageFailedError(
+            f"{output} cannot be copied from DVC's cache: {cause.strerror}. "
+            "Check its disk and its permissions, and run the same command again"
+        ) from error
+
+
+def _verify_entry(original: Any, cache: Any, key: str, value: str | None) -> Any:
+    if value is None or value.endswith(".tmp"):  # DVC is writing the entry, or could not complete it
         return None
+    entry = Path(cache.cache_dir, key[:2], key, value)
     if entry.exists() and is_damaged_entry(entry):
         remove_from_cache(entry, Path(cache.cache_dir))
     return original(cache, key, value)
 
 
-SUPPORTED = "3.67.1"
+SUPPORTED, SUPPORTED_OBJECTS = "3.67.1", "5.2.0"
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "dvc.stage.run:cmd_run",
@@ -199,8 +248,29 @@ PATCHES: tuple[Patch, ...] = (
         _raise_on_failure,
     ),
     Patch(
+        "dvc_objects.fs.local:FsspecLocalFileSystem.put_file",
+        "DVC leaves its temporary file if a copy fails",
+        "(self, lpath, rpath, callback=None, **kwargs)",
+        SUPPORTED_OBJECTS,
+        _put_or_remove,
+    ),
+    Patch(
+        "dvc.utils.serialize:dump_yaml",
+        "DVC leaves its temporary file if an entry of the run-cache cannot be written",
+        "(path, data, fs=None, **kwargs)",
+        SUPPORTED,
+        _dump_or_remove,
+    ),
+    Patch(
+        "dvc.output:Output._checkout",
+        "DVC reports any error of a copy from its cache as a kind of link that is not possible",
+        "(self, *args, **kwargs)",
+        SUPPORTED,
+        _explain_failed_copy,
+    ),
+    Patch(
         "dvc.stage.cache:StageCache._load_cache",
-        "DVC does not compare an entry of the run-cache with the hash that names it",
+        "DVC does not verify the hash of an entry of the run-cache, and fails if its folder is empty",
         "(self, key, value)",
         SUPPORTED,
         _verify_entry,
@@ -216,7 +286,7 @@ PATCHES: tuple[Patch, ...] = (
         "dvc_objects.fs.local:FsspecLocalFileSystem.walk",
         "DVC records a folder that cannot be listed as an empty one",
         "(self, path, maxdepth=None, topdown=True, detail=False, **kwargs)",
-        SUPPORTED,
+        SUPPORTED_OBJECTS,
         _list_or_raise,
     ),
     *CHECKS,

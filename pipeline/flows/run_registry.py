@@ -192,7 +192,7 @@ def report_abandoned_submissions(deployment: UUID) -> None:
     """Report the runs of *deployment* as crashed that are pending now and do not start within the time limit.
 
     A process that is killed before it imports the flow leaves no note. Call this before this process submits
-    runs; it returns at once, and a thread waits. It has no effect if the API does not respond.
+    runs; it returns at once, and a thread waits. It has no effect if the API does not respond to that call.
     """
     with suppress(*API_ERRORS):
         if pending := _read_runs(deployment, {"type": {"any_": ["PENDING"]}}):
@@ -200,12 +200,19 @@ def report_abandoned_submissions(deployment: UUID) -> None:
 
 
 def _report_unchanged(pending: Iterable[FlowRun]) -> None:
-    """Report those of *pending* as crashed whose state is the same after the time limit."""
-    time.sleep(SUBMISSION_SECONDS)
-    with suppress(*API_ERRORS), short_timeout_client() as client:
-        for flow_run in pending:
-            if client.read_flow_run(flow_run.id).state_id == flow_run.state_id:
-                _report(client, flow_run.id, "which had not started")
+    """Report those of *pending* as crashed whose state is the same after the time limit.
+
+    If the server does not respond, wait for the time limit again.
+    """
+    remaining = list(pending)
+    while remaining:
+        time.sleep(SUBMISSION_SECONDS)
+        with suppress(*API_ERRORS), short_timeout_client() as client:
+            while remaining:
+                with suppress(ObjectNotFound):  # a user deleted the run
+                    if client.read_flow_run(remaining[-1].id).state_id == remaining[-1].state_id:
+                        _report(client, remaining[-1].id, "which had not started")
+                remaining.pop()
 
 
 def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:

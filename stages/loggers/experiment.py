@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from stages.contracts.errors import KilledError, StageError
+from stages.contracts.printing import print_error
 from stages.loggers.line_file import LineFile
 
 
@@ -58,6 +59,7 @@ class _LineHandler(logging.Handler):
         self.path = path
         self._file = LineFile(path, "a", flush_seconds)
         self._process = os.getpid()
+        self._has_failed = False
         self._template: object = None
         self._second = (0, "")
         self._original_level = logging.root.level
@@ -83,9 +85,13 @@ class _LineHandler(logging.Handler):
             self.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write *record*. If that fails, report it as `logging` does, without an exception."""
+        """Write *record*; report an error of the system once, and another one as `logging` does."""
         try:
             self._write(record)
+        except OSError as error:
+            if not self._has_failed:
+                print_error(f"warning: {self.path}: {error.strerror}. Lines of this log may be missing")
+            self._has_failed = True
         except Exception:  # noqa: BLE001 - a failed write must not end a training
             self.handleError(record)
         if (

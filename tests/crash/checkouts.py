@@ -5,6 +5,7 @@ import subprocess
 import time
 
 from trial_projects import COMMANDS, difference, templates
+from waiting import LIMIT_SECONDS
 
 from pipeline.doctor.checkout import BACKUP
 from stages.system.file_lock import is_locked
@@ -123,9 +124,9 @@ def leftovers(project):
     return "; ".join(wrong)
 
 
-def wait_until(is_so, process=None, seconds=120):
-    """Wait until *is_so()* and return True; False after *seconds*, or if *process* ends before."""
-    deadline = time.monotonic() + seconds
+def wait_until(is_so, process=None):
+    """Wait until *is_so()* and return True; False after `LIMIT_SECONDS`, or if *process* ends before."""
+    deadline = time.monotonic() + LIMIT_SECONDS
     while not is_so():
         if time.monotonic() > deadline or (process and process.poll() is not None):
             return False

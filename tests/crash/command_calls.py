@@ -5,11 +5,13 @@ Trials are in rounds: each has a call of each kind on each kind of file, so that
 """
 
 import os
+import re
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from importlib import import_module
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from dvc.cli import main as dvc
@@ -20,7 +22,6 @@ from tracer import check_permitted, trace, wait_for_tracer
 from trial_projects import difference, templates
 from workers import run_sample
 
-from pipeline.sweep.point_server import PRELOADED
 from stages.system.files import PART_SUFFIX
 
 ERRORS = ("EIO", "EACCES", "ENFILE", "ENOSPC")
@@ -28,8 +29,10 @@ READ = ("/artifacts", "/data", "/.runs", "/dvc.lock", "/.dvc/cache")
 """Folders and files of the results; the code of a project is read as well."""
 RUN_CACHE = ".dvc/cache/runs/"
 SMALLEST = (("num_epochs: 3", "num_epochs: 1"), ("checkpoint_every_steps: 3", "checkpoint_every_steps: 15"))
-IMPORTED_LATE = (*PRELOADED, "dvc.repo", "pipeline.flows.prefect_api", "sklearn.datasets", "torch._inductor")
-"""Modules that each trial would import again, which takes longer than its stages."""
+PARTS = {"learner run": (f"*{PART_SUFFIX}", ".*.tmp"), "dvc repro": (f"*{PART_SUFFIX}",)}
+"""Patterns of the temporary files that an entry must not leave; DVC leaves its own."""
+NUMBERED = re.compile(r"[0-9a-f]{2}|.*\d.*")
+"""Names of single files of a kind, by numbers and hashes, and of folders by the beginnings of hashes."""
 
 
 def run_learner(project):
@@ -59,9 +62,8 @@ class CommandCalls:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in IMPORTED_LATE:
-            import_module(name)
         self.templates = templates(folder.parent, *SMALLEST)
+        self._import_modules()
         self.calls = {entry: self._run(entry, self._begin(f"untouched-{entry[:3]}"))[0] for entry in ENTRIES}
         self.cases = [
             (entry, number, error)
@@ -70,6 +72,16 @@ class CommandCalls:
             if call.path.startswith(READ)
             for error in ERRORS
         ]
+
+    def _import_modules(self):
+        """Import what each trial would import again, which takes longer than its stages."""
+        for entry, run in ENTRIES.items():
+            project = self._begin(f"imports-{entry[:3]}")
+            names = run_in_child(lambda run=run, project=project: run(project) and [*sys.modules])[1]
+            for name in names:
+                with suppress(ImportError):  # a module that another one has created
+                    import_module(name)
+            project.remove()
 
     def _begin(self, name):
         return self.templates.start("empty", self.folder / name)
@@ -127,7 +139,7 @@ class CommandCalls:
         again, more = self._run_untraced(entry, project)
         wrong += [f"the next run ended with {again}: {more[-600:]}" if again else ""]
         wrong += [self._difference(project, RUN_CACHE if is_of_dvc else None)]
-        wrong += [", ".join(left_behind(project.folder))]
+        wrong += [", ".join(left_behind(project.folder, PARTS[entry]))]
         finding = "; ".join(filter(None, wrong))
         if finding:
             finding = f"trial {index}, {error} at call {number}: {target}: {finding}\n{text[-1500:]}"
@@ -151,13 +163,13 @@ class CommandCalls:
 def _kind(path):
     """Return *path* without the numbers and hashes that name single files."""
     parts = path.strip("/").split("/")
-    return "/".join("*" if any(letter.isdigit() for letter in part) else part for part in parts)
+    return "/".join("*" if NUMBERED.fullmatch(part) else part for part in parts)
 
 
-def left_behind(folder, seconds=60):
-    """Return the temporary files that are still below *folder* after *seconds*: a watchdog may be writing."""
+def left_behind(folder, patterns, seconds=60):
+    """Return the files of *patterns* that are left in *folder* after *seconds*: a watchdog may be writing."""
     deadline = time.monotonic() + seconds
-    while (parts := list(folder.rglob(f"*{PART_SUFFIX}"))) and time.monotonic() < deadline:
+    while (parts := [*chain(*map(folder.rglob, patterns))]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [str(part.relative_to(folder)) for part in parts]
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from report import Row
 from trial_projects import COMMANDS, TEMP, templates
+from waiting import LIMIT_SECONDS
 from workers import run_trials
 
 from stages.runs.layout import FINISHED_FILE
@@ -53,7 +54,7 @@ class ConcurrentCommands:
         process = project.start(*COMMANDS[first], log="first.log")
         if not (pid := self._pause_in_training(project, process)):
             return "the first ended before it could be paused"
-        code = project.finish(*COMMANDS[second], seconds=60)
+        code = project.finish(*COMMANDS[second])
         wrong = [] if code > 0 and WHY.search(project.output()) else [f"the second ended with {code}"]
         if second == "learner run" and code != 1:
             wrong.append(f"its exit code is {code}")
@@ -61,7 +62,7 @@ class ConcurrentCommands:
             wrong.append("it printed a traceback")
         wrong = [f"{each}: {project.output()[-1000:]}" for each in wrong]
         os.kill(pid, signal.SIGCONT)
-        if code := process.wait(60):
+        if code := process.wait(LIMIT_SECONDS):
             wrong.append(f"the first ended with {code}: {project.output('first.log')[-1000:]}")
         wrong.append(self.templates.wrong(project, first, "training"))
         if left := project.orphans():
@@ -83,8 +84,8 @@ class ConcurrentCommands:
         """Start the second command *delay* seconds after the first; return what is wrong."""
         one = project.start(*COMMANDS[first], log="first.log")
         time.sleep(delay)
-        code = project.finish(*COMMANDS[second], seconds=120)
-        codes = {"first.log": one.wait(120), "log": code}
+        code = project.finish(*COMMANDS[second])
+        codes = {"first.log": one.wait(LIMIT_SECONDS), "log": code}
         wrong = [] if 0 in codes.values() else ["neither command succeeded"]
         wrong += [
             f"ended with {code}: {project.output(log)[-1000:]}"

@@ -18,8 +18,6 @@ from workers import run_trials
 MODES, VICTIMS, MOMENTS = ("workspace", "experiment"), ("both", "run", "serve"), ("training", "starting")
 DELAYS = {"starting": 4.0, "training": 1.0}
 """The seconds within which a kill follows each state."""
-RUN_SECONDS = 90
-"""The limit of a run, including its wait for the slot of a killed run."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Schedules:
                 DOCTOR if again == "Completed" else BLOCKED, f"{state}, then {again}: {served.output()}"
             )
         wrong.append(recovery.finding)
-        if not wait_until(lambda: self.api.has_ended(killed), seconds=20):
+        if not wait_until(lambda: self.api.has_ended(killed)):
             wrong.append(f"the killed run is still shown as {self.api.state(killed)}")
         return "; ".join(filter(None, wrong)), recovery
 
@@ -157,20 +155,20 @@ class Serve:
     def run_again(self):
         """Start the next run and return its final state."""
         run = self.api.start(self.name, overrides=[EPOCHS] if self.planned.overrides_again else [])
-        wait_until(lambda: self.api.has_ended(run), seconds=RUN_SECONDS)
+        wait_until(lambda: self.api.has_ended(run))
         return self.api.state(run)
 
     def strays(self):
         """Return the processes other than serve that do not end."""
         own = {self.process.pid} if self.process.poll() is None else set()
-        wait_until(lambda: not self.project.processes().keys() - own, seconds=60)
+        wait_until(lambda: not self.project.processes().keys() - own)
         return {pid: line for pid, line in self.project.processes().items() if pid not in own}
 
     def end(self):
         """Stop `learner serve`, and kill the processes that it leaves."""
         if self.process.poll() is None:
             self.process.terminate()
-            wait_until(lambda: self.process.poll() is not None, seconds=60)
+            wait_until(lambda: self.process.poll() is not None)
         self._kill_all(self.project.processes())
         self.process.wait()
 

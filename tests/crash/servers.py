@@ -11,6 +11,7 @@ from prefect_servers import FAULTS, Api, Proxy, Server, running_server
 from recovery import LEARNER
 from report import Row
 from trial_projects import templates
+from waiting import LIMIT_SECONDS
 from workers import run_trials
 
 ENTRIES = ("run", "serve", "worker")
@@ -89,20 +90,20 @@ class Trial:
         time.sleep(self.planned.delay)
         self._fail()
         if self.planned.entry == "run":
-            code = process.wait(300)
+            code = process.wait(LIMIT_SECONDS)
             is_refused = code == 1 and "is unreachable (" in self.project.output()  # before it began
             yield f"it ended with {code}" if code and not is_refused else ""
         else:
-            wait_until(lambda: self._is_idle(process), seconds=240)
+            wait_until(lambda: self._is_idle(process))
             process.terminate()
-            process.wait(120)
+            process.wait(LIMIT_SECONDS)
         text = self.project.output()
         yield "a traceback" if "Traceback" in text and self.planned.entry != "worker" else ""
         yield f"still running: {left}" if (left := self.project.orphans()) else ""
         again = self.project.start(*LEARNER, "run", log="again")
-        yield f"the next run ended with {code}" if (code := again.wait(300)) else ""
+        yield f"the next run ended with {code}" if (code := again.wait(LIMIT_SECONDS)) else ""
         yield made.wrong(self.project, "learner run", "training")
-        wait_until(lambda: not self._runs_in_progress(), seconds=30)
+        wait_until(lambda: not self._runs_in_progress())
         yield f"shown as in progress: {runs}" if (runs := self._runs_in_progress()) else ""
 
     def _start(self):
@@ -111,7 +112,7 @@ class Trial:
             return self.project.start(*LEARNER, "run")
         if self.planned.entry == "serve":
             process = self.project.start(*LEARNER, "serve", "--name", "process", "--workspace")
-            assert wait_until(lambda: "serving learner/" in self.project.output(), process, 600)
+            assert wait_until(lambda: "serving learner/" in self.project.output(), process)
         else:
             prefect = (sys.executable, "-m", "prefect", "--no-prompt")
             self.project.ok(*prefect, "work-pool", "create", "--type", "process", "learner")

@@ -127,7 +127,7 @@ class Sweeps:
 
     def _after_it(self, project, mode):
         """Return what is wrong, and how the sweep recovered."""
-        wrong = [f"still running: {left}" if (left := project.orphans(150)) else ""]
+        wrong = [f"still running: {left}" if (left := project.orphans()) else ""]
         recovery = recover(project, command_of(mode))
         wrong.append(recovery.finding)
         if files := self.checkouts.wrong_user_files(project):

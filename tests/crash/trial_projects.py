@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from templates import fresh
+from waiting import LIMIT_SECONDS
 
 from pipeline.project.lockfile import is_intact_lockfile, is_intact_rwlock
 from stages.runs.layout import HEARTBEAT_FILE, RUNS_FOLDER, stores
@@ -127,11 +128,11 @@ class TrialProject:
         """Return the output of the last command."""
         return Path(f"{self.prefix}.{log}").read_text(errors="replace")
 
-    def finish(self, *command, seconds=180):
-        """Run *command* and return its exit code; -1 if it does not end within *seconds*."""
+    def finish(self, *command):
+        """Run *command* and return its exit code; -1 if it does not end within `LIMIT_SECONDS`."""
         process = self.start(*command)
         try:
-            return process.wait(seconds)
+            return process.wait(LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -172,9 +173,9 @@ class TrialProject:
         mark = f"{MARK}={self.folder}\0".encode()
         return mark in (entry / "environ").read_bytes() or (entry / "cwd").readlink() == self.folder
 
-    def orphans(self, seconds=30):
-        """Return the processes that still run after *seconds*."""
-        deadline = time.monotonic() + seconds
+    def orphans(self):
+        """Return the processes that still run after `LIMIT_SECONDS`."""
+        deadline = time.monotonic() + LIMIT_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left

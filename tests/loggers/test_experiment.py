@@ -237,3 +237,14 @@ def test_full_disk_does_not_hide_the_error_of_the_run(capsys):
     with pytest.raises(ValueError, match="mine"), ExperimentLog("/dev/full"):
         log.info("lost")
         raise ValueError("mine")
+
+
+def test_full_disk_is_one_warning(capsys):
+    with ExperimentLog("/dev/full"):
+        log.info("one")
+        log.info("another")
+
+    assert (
+        capsys.readouterr().err
+        == "warning: /dev/full: No space left on device. Lines of this log may be missing\n"
+    )

@@ -98,6 +98,34 @@ def test_stages_that_run_again_replace_damaged_files_and_run_cache_entries(finis
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
+def test_stage_runs_although_a_failed_command_left_its_folder_of_the_run_cache_empty(finished):
+    before = finished.files(*OUTPUTS, ".dvc/cache")
+    find_run_cache_entry(finished, "save-model").unlink()
+    (finished.folder / "dvc.lock").unlink()
+
+    done = finished.call("run")
+
+    assert done.code == 0, done.text
+    assert done.out.splitlines()[-1] == "save-model: ran"
+    assert finished.files(*OUTPUTS, ".dvc/cache") == before
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_partial_copies_of_a_killed_dvc_beside_the_outputs_are_removed(finished, is_cached):
+    parts = [finished.folder / "artifacts" / f".{letter * 22}.tmp" for letter in "-Z"]
+    other = finished.folder / "artifacts/.of-the-user.tmp"
+    for path in (*parts, other):
+        path.write_bytes(b"weights")
+    (finished.folder / "artifacts/model.mpk.gz").unlink()
+    if not is_cached:
+        find_run_cache_entry(finished, "save-model").unlink()
+
+    finished.call("run", "save-model").ok()
+
+    assert not any(part.exists() for part in parts)
+    assert other.exists()
+
+
 def test_damaged_files_are_found_and_removed(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     damaged = damage_everywhere(finished)

@@ -1,14 +1,18 @@
 """Hard links between the checkpoints in the run store and DVC's cache."""
 
 import hashlib
+import resource
 import tempfile
 from pathlib import Path
 
 import dvc.output
+import dvc.utils.serialize
 import pytest
 from dvc.fs import LocalFileSystem
+from dvc.repo import Repo
 from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.hash_info import HashInfo
+from ruamel.yaml.representer import RepresenterError
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.stage_run import link_into_cache, local_objects
@@ -82,6 +86,46 @@ def test_file_that_cannot_be_copied_to_the_cache_is_an_error(tmp_path):
 
     with pytest.raises(StageFailedError, match=r"1 of the files .* not copied to DVC's cache"):
         dvc.output.otransfer(source, cache, {HashInfo("md5", oid)}, validate_status=lambda _: file.unlink())
+
+
+def test_copy_that_fails_leaves_no_temporary_file(tmp_path):
+    dvc_patches.apply()
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    source.write_bytes(b"weights")
+    (folder / "output/not-empty").mkdir(parents=True)
+
+    with pytest.raises(OSError, match="Is a directory"):
+        LocalFileSystem().put_file(str(source), str(folder / "output"))
+
+    assert [path.name for path in folder.iterdir()] == ["output"]
+
+
+def test_entry_of_the_run_cache_that_cannot_be_written_leaves_no_file(tmp_path):
+    dvc_patches.apply()
+
+    with pytest.raises(RepresenterError):
+        dvc.utils.serialize.dump_yaml(tmp_path / f".{'a' * 22}.tmp", {"cmd": object()})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copy_from_the_cache_that_fails_is_reported_with_the_error_of_the_system(finished, monkeypatch):
+    dvc_patches.apply()
+    monkeypatch.chdir(finished.folder)
+    model, limits = Path("artifacts/model.mpk.gz"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = model.stat().st_size
+    model.unlink()
+
+    with (
+        Repo() as repo,
+        pytest.raises(StageFailedError, match=r"model\.mpk\.gz .* DVC's cache: File too large"),
+    ):
+        [output] = [out for out in repo.index.outs if out.def_path == str(model)]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+        try:
+            output.checkout(force=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

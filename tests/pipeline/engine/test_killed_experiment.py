@@ -160,6 +160,9 @@ def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
     for part in parts:
         part.parent.mkdir(exist_ok=True)
         part.touch()
+    parts.append(project.folder / ".dvc/cache/runs/aa/empty")
+    parts[-1].mkdir(parents=True)
+    for part in parts:
         os.utime(part, (1, 1))
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a direct child of this process
     with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:

@@ -17,7 +17,7 @@ from prefect_servers import FAULTS, Api, Proxy, running_server
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import project_lock
-from pipeline.flows import prefect_patches
+from pipeline.flows import prefect_patches, run_registry
 from pipeline.flows.artifacts import short_timeout_client
 from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.prefect_api import URL, run_stage_of_dvc
@@ -291,9 +291,10 @@ def notes_of(project):
 
 
 def create_run(api, state, **options):
-    """Create a flow run in *state* and return its id."""
+    """Create a flow run in *state* and return its id; the server never makes a scheduled one late."""
     flow = api.post("flows/", {"name": "learner"})["id"]
-    return api.post("flow_runs/", {"flow_id": flow, "state": {"type": state}, **options})["id"]
+    described = {"type": state, "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
+    return api.post("flow_runs/", {"flow_id": flow, "state": described, **options})["id"]
 
 
 def test_cancellation_during_an_outage_is_received_after_it(server, proxy):
@@ -347,16 +348,34 @@ def test_run_that_ended_without_a_report_is_reported_later(server, folder, befor
     (notes / f"{run}.json").write_text(json.dumps({"api": server, **noted}))
 
     with temporary_settings({PREFECT_API_URL: server}):
-        report_killed_runs()
+        wait_until(lambda: report_killed_runs() or not list(notes.iterdir()))
 
     assert api.state(run) == after
-    assert not list(notes.iterdir())
 
 
 def create_deployment(api, name, **options):
     """Create a deployment and return its id."""
     flow = api.post("flows/", {"name": "learner"})["id"]
     return api.post("deployments/", {"name": name, "flow_id": flow, **options})["id"]
+
+
+def test_run_that_no_process_has_started_is_reported_after_an_error_of_the_server(server, proxy, monkeypatch):
+    monkeypatch.setattr(run_registry, "SUBMISSION_SECONDS", 0.1)
+    api = Api(server)
+    deployment = create_deployment(api, "abandoned")
+    runs = [api.start("abandoned") for _ in range(2)]
+    for run in runs:
+        api.post(f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})
+    with temporary_settings({PREFECT_API_URL: server}):
+        pending = run_registry._read_runs(UUID(deployment), {"type": {"any_": ["PENDING"]}})
+    api.delete(f"flow_runs/{pending[0].id}")
+    proxy.fail("500", 1)
+
+    with temporary_settings({PREFECT_API_URL: proxy.address}):
+        run_registry._report_unchanged(pending)
+
+    assert proxy.faults == 1
+    assert api.state(pending[1].id) == "Crashed"
 
 
 def test_task_whose_end_the_server_has_not_received_gets_the_state_of_its_run(server):
