@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from stages.contracts.config import Use
+from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import BuilderError, PluginError, closest
 from stages.contracts.user_code import explain, user_frames
 
@@ -106,6 +107,29 @@ def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any
     """Call *maker* with *arguments*. Raises `PluginError`, which lists its parameters, if they do not fit."""
     check_arguments(part, name, maker, arguments)
     return maker(**arguments)
+
+
+def build_callable(
+    part: str,
+    use: Use,
+    built_in: Mapping[str, str],
+    check: Callable[[Any], Any],
+    offered: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return what *check* returns for the object that *use* names: an instance of a class, or a function.
+
+    A class is built with the arguments in *use*, and those of *offered* that it accepts; a function receives
+    its arguments at each call, after its others. Raises `PluginError` if it cannot be built.
+    """
+    maker, arguments = find(part, use.kind, built_in), arguments_of(use)
+    if isinstance(maker, type):
+        maker = build(part, use.kind, maker, select_accepted(maker, offered or {}) | arguments)
+    elif arguments:
+        maker = partial(maker, **arguments)
+    try:
+        return check(maker)
+    except BuilderError as error:
+        raise PluginError(f"{part} {use.kind!r}: {error}") from None
 
 
 def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stages.contracts import plugins
-from stages.contracts.config import Use, arguments_of
-from stages.contracts.errors import BuilderError, PluginError
+from stages.contracts.config import Use
+from stages.contracts.errors import BuilderError
 from stages.data.config import (
     AUGMENTATIONS,
     BuiltIn,
@@ -456,16 +456,10 @@ def build_augmentation(config: BuiltIn | Use) -> Augmentation:
     """
     if not isinstance(config, Use):
         return config
-    augmentation = plugins.find("augmentation", config.kind, AUGMENTATIONS)
-    arguments = arguments_of(config)
-    if isinstance(augmentation, type):
-        augmentation = plugins.build("augmentation", config.kind, augmentation, arguments)
-    elif arguments:
-        augmentation = partial(augmentation, **arguments)
-    try:
-        return check_augmentation(augmentation)
-    except BuilderError as error:
-        raise PluginError(f"augmentation {config.kind!r}: {error}") from None
+    augmentation: Augmentation = plugins.build_callable(
+        "augmentation", config, AUGMENTATIONS, check_augmentation
+    )
+    return augmentation
 
 
 def check_augmentation(augmentation: Any) -> Augmentation:

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from stages.contracts import plugins
-from stages.contracts.config import Use, arguments_of
-from stages.contracts.errors import BuilderError, PluginError
+from stages.contracts.config import Use
+from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import IGNORED_TARGET
 from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
@@ -275,19 +275,9 @@ def build_batcher(
     them: dicts for several leaves, and None for tokens. A function receives the arguments at each call.
     Raises `PluginError` if it cannot be built.
     """
-    batcher = plugins.find("batcher", use.kind, BATCHERS)
-    arguments = arguments_of(use)
-    if isinstance(batcher, type):
-        offered = plugins.select_accepted(
-            batcher, {field: _read_field(normalization, field) for field in ("mean", "std")}
-        )
-        batcher = plugins.build("batcher", use.kind, batcher, {**offered, **arguments})
-    elif arguments:
-        batcher = partial(batcher, **arguments)
-    try:
-        return as_batcher(batcher)
-    except BuilderError as error:
-        raise PluginError(f"batcher {use.kind!r}: {error}") from None
+    offered = {field: _read_field(normalization, field) for field in ("mean", "std")}
+    batcher: Batcher = plugins.build_callable("batcher", use, BATCHERS, as_batcher, offered)
+    return batcher
 
 
 def _read_field(normalization: Any, field: str) -> Any:

@@ -1,6 +1,6 @@
 """The data source ``dataset``: the samples of datasets of PyTorch, stored as tensors or read when needed."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -92,15 +92,11 @@ def _collect(
 
 def _find_forms(sample: Mapping[str, np.ndarray]) -> Forms:
     """Return the forms of the leaves of *sample*; -1 is the number of boxes, and of the rows beside them."""
-    parents = {name.removesuffix("boxes") for name in sample if name.endswith(".boxes")}
-    return {
-        leaf: ((-1, *array.shape[1:]) if _is_row_of(leaf, array, parents) else array.shape, array.dtype)
-        for leaf, array in sample.items()
-    }
-
-
-def _is_row_of(leaf: str, array: np.ndarray, parents: Collection[str]) -> bool:
-    return array.ndim in (1, 2) and f"{leaf.rpartition('.')[0]}." in parents
+    forms: dict[str, tuple[tuple[int, ...], Any]] = {}
+    for leaf, array in sample.items():
+        has_rows = array.ndim in (1, 2) and f"{leaf.rpartition('.')[0]}.boxes" in sample
+        forms[leaf] = (-1, *array.shape[1:]) if has_rows else array.shape, array.dtype
+    return forms
 
 
 def check_form(sample: Mapping[str, np.ndarray], forms: Forms, title: str, name: str) -> None:
