@@ -30,6 +30,7 @@ _NO_MD5 = "0" * 32
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
+RUN_CACHE = TEMPORARY.parent / "cache/runs"
 RWLOCK = TEMPORARY / "rwlock"
 
 
@@ -173,10 +174,14 @@ def repair_lockfiles() -> None:
     """Repair the truncated files of the project in the current folder.
 
     Files that another process may be writing stay unchanged, and so does a dvc.lock that DVC did not write.
+    DVC also fails if a folder of its run-cache is empty, as after an error before it could write the entry.
     """
     with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         if free and is_truncated(LOCKFILE):
             _restore_lockfile()
+        for folder in RUN_CACHE.glob("??/*") if free else ():
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
     with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
         if free and not is_intact_rwlock(RWLOCK):
             RWLOCK.unlink()

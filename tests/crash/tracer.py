@@ -30,6 +30,7 @@ BY_HANDLE |= {77: "ftruncate", 285: "fallocate", 306: "syncfs"}
 BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
 BY_FOLDER_AND_PATH = {257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
 WRITES = {"write", "pwrite64"}
+PAGE = 4096
 RANDOM_PART = re.compile(r"(?<=\.)[0-9a-f]{8}(?=\.part\b)|(?<=\.)[\w-]{22}(?=\.tmp\b)")
 """The part of a temporary name, of this project or of DVC, that is another in each run."""
 
@@ -168,7 +169,10 @@ def _text(pid, address):
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
-            return memory.read(4096 - address % 4096 or 4096).partition(b"\0")[0].decode(errors="replace")
+            text = b""
+            while b"\0" not in text:
+                text += memory.read(PAGE - (address + len(text)) % PAGE)  # the next page may not exist
+            return text.partition(b"\0")[0].decode(errors="replace")
     except OSError:
         return ""
 

@@ -287,6 +287,18 @@ def test_rwlock_that_dvc_cannot_read_is_removed(project, text, is_intact):
     assert RWLOCK.exists() == is_intact
 
 
+def test_empty_folders_of_the_run_cache_are_removed(project):
+    empty, other = (TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac"))
+    for folder in (empty, other):
+        folder.mkdir(parents=True)
+    (other / "entry").touch()
+
+    repair_lockfiles()
+
+    assert not empty.exists()
+    assert (other / "entry").exists()
+
+
 CHILD = "import sys, time; print('ready', flush=True); sys.stdin.read()"
 
 
