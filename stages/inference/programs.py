@@ -10,7 +10,7 @@ import logging
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     title = f"save_model.exports: {kind}"
     with preserve_random_state(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about its own calls
-        traced = _trace(exported, _record_arguments(model, loader), title)
+        traced = _trace(exported, *_record_arguments(model, loader), title)
         content = _FORMATS[kind].write(traced, title)
         program = _FORMATS[kind].load(content, run.fit.num_threads)
         evaluate = _Evaluation(model, run.fit, settings, loader)
@@ -118,30 +118,32 @@ class Preprocessed(nn.Module):
         return self._forward(self.batcher.batch(Samples(inputs, inputs)).inputs)
 
 
-def _record_arguments(model: Any, loader: Any) -> list[tuple[Tensor, ...]]:
-    """Return the tensors that ``valid_step`` calls *model* with, for the first and the last batch."""
-    recorded: list[tuple[Tensor, ...]] = []
+def _record_arguments(model: Any, loader: Any) -> tuple[tuple[Tensor, ...], set[tuple[torch.Size, ...]]]:
+    """Return the tensors of the first call of *model* in ``valid_step``, and the shapes of all calls."""
+    first: list[Any] = []
+    shapes: set[tuple[torch.Size, ...]] = set()
     forward = model.forward
 
-    def record(*arguments: Tensor) -> Any:
-        recorded.append(arguments)
+    def record(*arguments: Any) -> Any:
+        if not shapes:
+            first.extend(arguments)
+        shapes.add(tuple(argument.shape for argument in arguments if isinstance(argument, Tensor)))
         return forward(*arguments)
 
     with _replace_forward(model, record):
         for batch in loader:
-            del recorded[1:]
             model.valid_step(batch)
-    if not recorded:
+    if not shapes:
         raise StageError(
             f"save_model.exports: {type(model).__name__}.valid_step does not call the model itself, so that "
             "there is no function to export. Compute its output in forward"
         )
-    if others := [type(value).__name__ for value in recorded[0] if not isinstance(value, Tensor)]:
+    if others := [type(value).__name__ for value in first if not isinstance(value, Tensor)]:
         raise StageError(
             f"save_model.exports: {type(model).__name__}.valid_step calls the model with a {others[0]}, and "
             "the arguments of a program are tensors. Pass the tensors one by one"
         )
-    return recorded
+    return tuple(first), shapes
 
 
 @contextmanager
@@ -154,19 +156,21 @@ def _replace_forward(model: Any, function: Callable[..., Any]) -> Iterator[None]
         del model.forward
 
 
-def _trace(model: nn.Module, arguments: list[tuple[Tensor, ...]], title: str) -> Any:
+def _trace(
+    model: nn.Module, arguments: tuple[Tensor, ...], shapes: Collection[tuple[torch.Size, ...]], title: str
+) -> Any:
     """Return *model* as a program of torch, without the paths of the code.
 
     The first axis of each argument is that of the samples. Another axis is of any length too if it has two
-    lengths in *arguments*.
+    lengths in *shapes*.
     """
-    example = tuple(_widen(tensor) for tensor in arguments[0])
-    shapes = tuple(
-        {0: torch.export.Dim.DYNAMIC, **_varying_axes(lengths)}
-        for lengths in zip(*([tuple(tensor.shape) for tensor in call] for call in arguments), strict=True)
+    example = tuple(_widen(tensor) for tensor in arguments)
+    dynamic_shapes = tuple(
+        {0: torch.export.Dim.DYNAMIC, **_varying_axes(of_argument)}
+        for of_argument in zip(*shapes, strict=True)
     )
     try:
-        traced: Any = torch.export.export(model, example, dynamic_shapes=shapes)
+        traced: Any = torch.export.export(model, example, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise StageError(f"{title}: torch.export cannot trace the model: {_first_line(error)}") from error
     for module in traced.graph_module.modules():
@@ -180,7 +184,7 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor if len(tensor) > 1 else tensor.expand(2, *tensor.shape[1:]).contiguous()
 
 
-def _varying_axes(shapes: tuple[tuple[int, ...], ...]) -> dict[int, Any]:
+def _varying_axes(shapes: Sequence[torch.Size]) -> dict[int, Any]:
     lengths = zip(*shapes, strict=True)
     return {axis: torch.export.Dim.DYNAMIC for axis, sizes in enumerate(lengths) if len(set(sizes)) > 1}
 

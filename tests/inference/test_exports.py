@@ -3,6 +3,7 @@
 import json
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -16,7 +17,7 @@ from stages import load_model
 from stages.contracts.errors import StageError
 from stages.contracts.outputs import ClassificationOutput
 from stages.inference.exports import write_exports
-from stages.inference.programs import TrainedRun, export_program
+from stages.inference.programs import TrainedRun, _record_arguments, _trace, export_program
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
@@ -234,6 +235,20 @@ def test_program_takes_sequences_of_any_length(tmp_path, kind):
     assert (tmp_path / "model").stat().st_size > 100
 
 
+def test_program_takes_a_length_that_neither_the_first_nor_the_last_batch_has():
+    batches = [
+        SimpleNamespace(inputs=ids, mask=torch.ones_like(ids), targets=torch.tensor([0]))
+        for ids in (torch.randint(1, 9, (1, length)) for length in (6, 4, 6))
+    ]
+    model = Words()
+
+    program = _trace(model, *_record_arguments(model, batches), "pt2").module()
+
+    for ids in (*(batch.inputs for batch in batches), torch.ones(3, 5, dtype=torch.int64)):
+        mask = torch.ones_like(ids)
+        torch.testing.assert_close(program(ids, mask), model(ids, mask))
+
+
 class Points:
     """A dataset of points in two classes."""
 
@@ -263,6 +278,7 @@ def test_card_has_the_metadata_of_the_hub_and_the_recorded_metrics(directory):
 
     assert (card.data.license, card.data.library_name) == ("mit", "pytorch")
     assert results == measured
+    assert (card.data.model_name, card.data.get("pipeline_tag")) == ("mlp", None)
     manifest = json.loads((directory / "exports/manifest.json").read_bytes())["files"]
     for name in ("model.onnx", "model.pt2", "model.safetensors"):
         assert manifest[name]["sha256"] in card.text
