@@ -62,6 +62,9 @@ class Recorder:
     def __getattr__(self, name):
         return lambda *values: self.calls.append((name, *values))
 
+    def log_metric_definition(self, definition):  # since Python 3.12, a protocol ignores `__getattr__`
+        self.calls.append(("log_metric_definition", definition))
+
 
 def test_loggers_of_an_evaluation_receive_progress_definitions_and_log_records(train, tiny, tmp_path):
     learner, progress, logger = train(tmp_path), Recorder(), Recorder()

@@ -319,10 +319,10 @@ class DistributionWithOrigin(Distribution):
     """A distribution whose direct_url.json, which pip writes, has the text *origin*."""
 
     def __init__(self, origin):
-        self.origin = origin
+        self.direct_url = origin  # `origin` is a property since Python 3.13
 
     def read_text(self, filename):
-        texts = {"METADATA": "Name: learner-pipeline\nVersion: 1.2\n", "direct_url.json": self.origin}
+        texts = {"METADATA": "Name: learner-pipeline\nVersion: 1.2\n", "direct_url.json": self.direct_url}
         return texts.get(filename)
 
     def locate_file(self, path):
