@@ -16,7 +16,9 @@ from small_runs import prepare, train
 from stages import load_model
 from stages.contracts.errors import StageError
 from stages.contracts.outputs import ClassificationOutput
+from stages.data import read_info
 from stages.inference.exports import write_exports
+from stages.inference.model_card import model_card
 from stages.inference.programs import TrainedRun, _record_arguments, _trace, export_program
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
@@ -278,7 +280,24 @@ def test_card_has_the_metadata_of_the_hub_and_the_recorded_metrics(directory):
 
     assert (card.data.license, card.data.library_name) == ("mit", "pytorch")
     assert results == measured
-    assert (card.data.model_name, card.data.get("pipeline_tag")) == ("mlp", None)
     manifest = json.loads((directory / "exports/manifest.json").read_bytes())["files"]
     for name in ("model.onnx", "model.pt2", "model.safetensors"):
         assert manifest[name]["sha256"] in card.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "task"),
+    [
+        ({"input_shape": (3, 8, 8)}, "image-classification"),
+        ({"input_shape": (2, 8, 8)}, None),
+        ({"feature_names": ("a", "b", "c")}, "tabular-classification"),
+    ],
+)
+def test_card_names_the_task_if_the_hub_has_it(directory, changes, task):
+    resolved = json.loads((directory / "config.json").read_bytes())
+    info = read_info(directory / "exports/dataset.json").model_copy(update=changes)
+
+    card = ModelCard(model_card(resolved, info, {"test": {"Loss": 0.5}}, []), ignore_metadata_errors=False)
+
+    assert card.data.get("pipeline_tag") == task
+    assert (card.data.model_name, card.data.eval_results[0].metric_name) == ("mlp", "Loss")

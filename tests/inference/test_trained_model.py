@@ -13,7 +13,7 @@ from small_runs import prepare, train
 from stages import data, load_model
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
-from stages.contracts.outputs import RegressionOutput, TrainOutput
+from stages.contracts.outputs import RegressionOutput, SequenceOutput, TrainOutput
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
 from stages.models import RegressionStep, backward
@@ -236,6 +236,26 @@ def test_probabilities_of_one_logit_and_of_positions(directory, outputs, classes
 
     assert predictions.classes.tolist() == classes
     assert torch.allclose(predictions.probabilities.sum(-1), torch.ones(()))
+
+
+class Speaker(torch.nn.Linear):
+    """A model of three tokens from a vocabulary of two."""
+
+    def valid_step(self, batch):
+        logits = torch.stack([self(batch.inputs), -self(batch.inputs), self(batch.inputs)], dim=1)
+        return SequenceOutput(logits.sum(), logits, None, None)
+
+
+def test_each_token_of_a_sequence_has_probabilities(directory):
+    model = load_model(directory)
+    model.model = Speaker(5, 2)
+    samples = data.read_split(directory.parent / "prepared", "test").inputs
+
+    predictions = model.predict(samples)
+
+    first = predictions.classes[:, 0]
+    assert predictions.probabilities.shape == (len(samples), 3, 2)
+    assert torch.equal(predictions.classes, torch.stack([first, 1 - first, first], dim=1))
 
 
 class Line(RegressionStep, torch.nn.Linear):
