@@ -8,6 +8,7 @@ in its run store. The rwlock has the readers and writers of outputs.
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -31,6 +32,8 @@ _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
 RUN_CACHE = TEMPORARY.parent / "cache/runs"
+EMPTY_SECONDS = 0.1
+"""The age of an empty folder to which DVC, which may run in a copy of the project, is not about to write."""
 RWLOCK = TEMPORARY / "rwlock"
 
 
@@ -181,7 +184,8 @@ def repair_lockfiles() -> None:
             _restore_lockfile()
         for folder in RUN_CACHE.glob("??/*") if free else ():
             with suppress(OSError):  # it is not empty
-                folder.rmdir()
+                if time.time() - folder.stat().st_mtime > EMPTY_SECONDS:
+                    folder.rmdir()
     with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
         if free and not is_intact_rwlock(RWLOCK):
             RWLOCK.unlink()

@@ -287,14 +287,18 @@ def test_rwlock_that_dvc_cannot_read_is_removed(project, text, is_intact):
     assert RWLOCK.exists() == is_intact
 
 
-def test_empty_folders_of_the_run_cache_are_removed(project):
-    empty, other = (TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac"))
-    for folder in (empty, other):
+def test_empty_folders_of_the_run_cache_are_removed_unless_they_are_new(project):
+    """An experiment in a copy of the project may be about to write an entry there."""
+    empty, other, new = (TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac", "aad"))
+    for folder in (empty, other, new):
         folder.mkdir(parents=True)
     (other / "entry").touch()
+    os.utime(empty, (0, 0))
+    os.utime(new, (2**33, 2**33))
 
     repair_lockfiles()
 
+    assert new.exists()
     assert not empty.exists()
     assert (other / "entry").exists()
 
