@@ -185,6 +185,18 @@ def _put_or_remove(_original: Any, _system: Any, lpath: str, rpath: str, *_: Any
         raise
 
 
+def _test_links(original: Any, links: Any, from_fs: Any, from_path: str, *arguments: Any) -> Any:
+    before = {*Path(from_path).glob(".*.tmp")}
+    try:
+        return original(links, from_fs, from_path, *arguments)
+    except OSError:
+        for path in {*Path(from_path).glob(".*.tmp")} - before:
+            if TEMPORARY_FILE.fullmatch(path.name):
+                with suppress(OSError):
+                    path.unlink()
+        raise
+
+
 def _dump_or_remove(original: Any, path: Any, *arguments: Any, **options: Any) -> None:
     try:
         original(path, *arguments, **options)
@@ -217,7 +229,7 @@ def _verify_entry(original: Any, cache: Any, key: str, value: str | None) -> Any
     return original(cache, key, value)
 
 
-SUPPORTED, SUPPORTED_OBJECTS = "3.67.1", "5.2.0"
+SUPPORTED, SUPPORTED_OBJECTS, SUPPORTED_DATA = "3.67.1", "5.2.0", "3.18.3"
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "dvc.stage.run:cmd_run",
@@ -253,6 +265,13 @@ PATCHES: tuple[Patch, ...] = (
         "(self, lpath, rpath, callback=None, **kwargs)",
         SUPPORTED_OBJECTS,
         _put_or_remove,
+    ),
+    Patch(
+        "dvc_data.hashfile.checkout:test_links",
+        "DVC leaves the file with which it tests kinds of links if it cannot be written",
+        "(links, from_fs, from_path, to_fs, to_path)",
+        SUPPORTED_DATA,
+        _test_links,
     ),
     Patch(
         "dvc.utils.serialize:dump_yaml",

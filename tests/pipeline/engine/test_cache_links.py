@@ -10,6 +10,7 @@ import dvc.utils.serialize
 import pytest
 from dvc.fs import LocalFileSystem
 from dvc.repo import Repo
+from dvc_data.hashfile import checkout
 from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.hash_info import HashInfo
 from ruamel.yaml.representer import RepresenterError
@@ -107,6 +108,22 @@ def test_entry_of_the_run_cache_that_cannot_be_written_leaves_no_file(tmp_path):
         dvc.utils.serialize.dump_yaml(tmp_path / f".{'a' * 22}.tmp", {"cmd": object()})
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_file_that_tests_links_and_cannot_be_written_is_removed(tmp_path):
+    dvc_patches.apply()
+    system, limits = LocalFileSystem(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    other = tmp_path / f".{'a' * 22}.tmp"
+    other.touch()
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkout.test_links(["copy"], system, str(tmp_path), system, str(tmp_path / "output"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_copy_from_the_cache_that_fails_is_reported_with_the_error_of_the_system(finished, monkeypatch):
