@@ -17,7 +17,7 @@ def start() -> None:
 
     A stage, and `learner run`, import most of what they use first, and collect garbage from then on.
     """
-    if {"stage", "run"} & {*sys.argv[1:2]}:
+    if sys.argv[1:2] in (["stage"], ["run"]):
         gc.disable()
     try:
         main()

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from errno import ENOTSUP
@@ -22,6 +22,7 @@ from pipeline.engine.signals import DeferredSignals
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
     TEMPORARY_FILE,
+    find_temporary_files,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,
@@ -157,9 +158,8 @@ def _verify_before_commit(original: Any, output: Output, *arguments: Any, **opti
 
 def _remove_partial_copies(output: Output) -> None:
     """Remove the files beside *output* to which a killed DVC copied; this process has the lock of DVC."""
-    for path in Path(output.fs_path).parent.glob(".*.tmp"):
-        if TEMPORARY_FILE.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for path in find_temporary_files(Path(output.fs_path).parent):
+        path.unlink(missing_ok=True)
 
 
 def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:
@@ -172,39 +172,41 @@ def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **opt
     return result
 
 
+@contextmanager
+def _remove_on_error(path: Path) -> Iterator[None]:
+    """Remove the file *path* if the block raises."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
 def _put_or_remove(_original: Any, _system: Any, lpath: str, rpath: str, *_: Any, **_options: Any) -> None:
     folder = Path(rpath).parent
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / tmp_fname()
-    try:
+    with _remove_on_error(part):
         copyfile(lpath, str(part))
         part.replace(rpath)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
 
 
 def _test_links(original: Any, links: Any, from_fs: Any, from_path: str, *arguments: Any) -> Any:
-    before = {*Path(from_path).glob(".*.tmp")}
+    before = find_temporary_files(Path(from_path))
     try:
         return original(links, from_fs, from_path, *arguments)
     except OSError:
-        for path in {*Path(from_path).glob(".*.tmp")} - before:
-            if TEMPORARY_FILE.fullmatch(path.name):
-                with suppress(OSError):
-                    path.unlink()
+        for path in find_temporary_files(Path(from_path)) - before:
+            with suppress(OSError):
+                path.unlink()
         raise
 
 
 def _dump_or_remove(original: Any, path: Any, *arguments: Any, **options: Any) -> None:
-    try:
+    is_temporary = TEMPORARY_FILE.fullmatch(Path(path).name)
+    with _remove_on_error(Path(path)) if is_temporary else nullcontext():
         original(path, *arguments, **options)
-    except BaseException:
-        if TEMPORARY_FILE.fullmatch(Path(path).name):
-            with suppress(OSError):
-                Path(path).unlink()
-        raise
 
 
 def _explain_failed_copy(original: Any, output: Output, *arguments: Any, **options: Any) -> Any:

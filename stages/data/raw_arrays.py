@@ -282,7 +282,7 @@ def _array(value: Any, name: str) -> Any:
 
 def _check_values(array: np.ndarray, name: str) -> None:
     """Raise `DataError` if *array* has a value that is not finite, or not of its stored type."""
-    if array.dtype.kind == "f" and (value := _find_first(array, _exceeds_float32)):
+    if array.dtype.kind == "f" and (value := _find_first(array, _is_not_finite)):
         if value.startswith(("nan", "inf", "-inf")):
             raise DataError(f"{name} must be finite; found {value}. Correct or remove the sample")
         raise DataError(f"{name} must fit into float32; found {value}. Scale the values")
@@ -314,7 +314,7 @@ def _check_classes(targets: np.ndarray, name: str) -> None:
         )
 
 
-def _exceeds_float32(block: np.ndarray) -> np.ndarray:
+def _is_not_finite(block: np.ndarray) -> np.ndarray:
     """Return whether each value is not finite in float32."""
     with np.errstate(over="ignore"):
         return ~np.isfinite(block.astype(np.float32, copy=False))

@@ -74,6 +74,7 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     )
     settings = compute_settings(run.fit.model_copy(update={"precision": "float32"}))
     title = f"save_model.exports: {kind}"
+    place = f"{title}: {split} split"
     with preserve_random_state(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about its own calls
         traced = _trace(exported, *_record_arguments(model, loader), title)
@@ -81,10 +82,10 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
         program = _FORMATS[kind].load(content, run.fit.num_threads)
         evaluate = _Evaluation(model, run.fit, settings, loader)
         expected = evaluate(exported.forward)
-        actual = evaluate(_Comparison(exported.forward, program, f"{title}: {split} split"))
-    _check_metrics(f"{title}: {split} split", actual, expected, "with the model", "change its operations")
+        actual = evaluate(_Comparison(exported.forward, program, place))
+    _check_metrics(place, actual, expected, "with the model", "change its operations")
     recorded = run.recorded.get(split, {})
-    _check_metrics(f"{title}: {split} split", actual, recorded, "in the records of the run", "run fit again")
+    _check_metrics(place, actual, recorded, "in the records of the run", "run fit again")
     with open_atomic(path) as file:
         file.write(content)
 

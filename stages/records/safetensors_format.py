@@ -65,7 +65,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
 
 
 def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
-    """Return the entries of the tensors in the file *path*, and where the section with their bytes begins.
+    """Return the entries of the tensors in the file *path*, and the position of the first byte of their data.
 
     Raises `RecordError` if it is not a valid safetensors file.
     """

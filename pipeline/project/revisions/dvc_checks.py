@@ -49,6 +49,11 @@ TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
 """Names of the files with which DVC tests links, and to which it copies before it renames them."""
 
 
+def find_temporary_files(folder: Path) -> set[Path]:
+    """Return the temporary files of DVC in *folder*."""
+    return {path for path in folder.glob(".*.tmp") if TEMPORARY_FILE.fullmatch(path.name)}
+
+
 class UnsafeFileError(StageError, DvcException):  # type: ignore[misc]  # DVC has no types
     """A name of a file or an object that leads out of its folder. DVC prints it as an error of its own."""
 
