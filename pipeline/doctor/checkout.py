@@ -254,7 +254,7 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
         for path in paths
         if TEMPORARY_FILE.fullmatch(path.name) and _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS
     ]
-    entries = cache.glob("runs/??/*")
+    entries = cache.glob("runs/??/*/")  # folders only
     old += [path for path in entries if not any(path.iterdir()) and _age(path) > MIN_LOCK_AGE_SECONDS]
     if old:
         listed = ", ".join(map(str, sorted(old)[:MAX_LISTED_FILES]))

@@ -162,6 +162,7 @@ def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
         part.touch()
     parts.append(project.folder / ".dvc/cache/runs/aa/empty")
     parts[-1].mkdir(parents=True)
+    (parts[-1].parent / "file").touch()  # as a sync tool may leave one
     for part in parts:
         os.utime(part, (1, 1))
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a direct child of this process
