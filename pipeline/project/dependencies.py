@@ -30,6 +30,7 @@ from pipeline.project.imports import (
     has_code,
     is_of_project,
     list_import_folders,
+    list_methods,
 )
 from pipeline.project.named_files import find_named_files
 from pipeline.project.params import PARAMS, Params
@@ -182,8 +183,7 @@ def _find_used_files(stage: str, params: Params, declared: Declared, *, certain:
     data = {*_find_named_data(section_of[sections[-1]], certain=certain)} if sections else set[Path]()
     if stage == "fit":
         data |= {*_find_indexed_files(params)}
-        source = params.load_data.source
-        if isinstance(source, TorchDatasets) and source.lazy:
+        if _reads_dataset(params):
             data |= {*_find_named_data(params.load_data, certain=certain)}
             sections = (*sections, "load_data")
     has_test_split = not certain or "test" in _read_dataset().get("counts", ())
@@ -244,6 +244,19 @@ def _find_indexed_files(params: Params) -> Iterator[Path]:
         return
     if materialize == "index" or "index" in _read_dataset():
         yield from (Path(path) for path in (source.path, source.masks) if path is not None)
+
+
+def _reads_dataset(params: Params) -> bool:
+    """Return whether fit runs the code of a dataset; load-data stores the samples of an iterable one."""
+    source = params.load_data.source
+    if not isinstance(source, TorchDatasets) or not source.lazy:
+        return False
+    if described := _read_dataset():
+        return "factory" in described
+    module, _, name = source.factory.kind.partition(":")
+    path = find_module(module, list_import_folders())
+    methods = set() if path is None else list_methods(path, name)
+    return "__iter__" not in methods or "__getitem__" in methods
 
 
 def _read_dataset() -> dict[str, Any]:

@@ -83,6 +83,16 @@ def find_module(name: str, folders: Iterable[Path]) -> Path | None:
     return None
 
 
+def list_methods(path: Path, name: str) -> set[str]:
+    """Return the names of the methods of the class *name* in the module *path*; none if it has none."""
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    classes = [entry for entry in statements if isinstance(entry, ast.ClassDef) and entry.name == name]
+    return {method.name for entry in classes for method in entry.body if isinstance(method, ast.FunctionDef)}
+
+
 def has_code(path: Path) -> bool:
     """Return whether the module *path* exists and has a statement besides its docstring."""
     try:
