@@ -8,12 +8,10 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from stages.contracts.errors import DataError
-from stages.data.image_files import ImageDecoder, ImageFiles, put
+from stages.data.image_files import ImageFiles
 from stages.data.trees import Ragged, Tree, count_rows, list_leaves, map_leaves, take
 from stages.devices.rng import derive_seed
 
@@ -268,33 +266,13 @@ class ImageFileDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
-        """Return the samples at *indices*, in that order.
-
-        Raises `DataError` with the path of a file that is missing, corrupt, or of another size in bytes than
-        load-data read.
-        """
+        """Return the samples at *indices*, in that order. Raises `DataError` as `ImageFiles` does."""
         read = partial(_read_leaf, indices=torch.as_tensor(indices))
         return Samples(map_leaves(read, self.files), map_leaves(read, self.targets))
 
 
 def _read_leaf(leaf: Any, indices: Tensor) -> Any:
     """Return the rows of *leaf* at *indices*, decoded if they are in files."""
-    if not isinstance(leaf, ImageFiles):
-        return _gather(leaf, indices, None)
-    images = np.empty((len(indices), *leaf.form.shape), leaf.dtype)
-    decoder = ImageDecoder(leaf.form)
-    for image, index in zip(images, indices.tolist(), strict=True):
-        put(image, decoder.decode(*_read_file(leaf, decoder, index)))
-    return torch.from_numpy(images)
-
-
-def _read_file(files: ImageFiles, decoder: ImageDecoder, index: int) -> tuple[str, bytes]:
-    """Return the name and the content of a file."""
-    name = files.names[index]
-    content = decoder.read(name)
-    if files.sizes is not None and len(content) != files.sizes[index]:
-        raise DataError(
-            f"{files.form.root}/{name} has {len(content)} bytes, but load-data read {files.sizes[index]}. "
-            "Run load-data again"
-        )
-    return name, content
+    if isinstance(leaf, ImageFiles):
+        return torch.from_numpy(leaf[indices.numpy()])
+    return _gather(leaf, indices, None)

@@ -4,7 +4,7 @@ import io
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -255,12 +255,23 @@ class ImageFiles(FileArray):
         return self.form.dtype
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        chosen = np.arange(len(self))[rows]
+        """Return the images at *rows*.
+
+        Raises `DataError` with the path of a file that is missing, corrupt, or of another size in bytes than
+        load-data read.
+        """
+        chosen = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
         images = np.empty((len(chosen), *self.form.shape), self.dtype)
         decoder = ImageDecoder(self.form)
-        for image, row in zip(images, chosen, strict=True):
+        for image, row in zip(images, chosen.tolist(), strict=True):
             name = self.names[row]
-            put(image, decoder.decode(name, decoder.read(name)))
+            content = decoder.read(name)
+            if self.sizes is not None and len(content) != self.sizes[row]:
+                raise DataError(
+                    f"{self.form.root}/{name} has {len(content)} bytes, but load-data read "
+                    f"{self.sizes[row]}. Run load-data again"
+                )
+            put(image, decoder.decode(name, content))
         return images
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -288,9 +299,3 @@ class ImageFiles(FileArray):
 def put(image: np.ndarray, decoded: np.ndarray) -> None:
     """Copy a *decoded* image to *image*, (channels, height, width), or a mask to one, (height, width)."""
     image[...] = decoded.transpose(2, 0, 1) if decoded.ndim == 3 else decoded
-
-
-def blocks_of(count: int, size: int) -> Iterator[range]:
-    """Yield ranges of at most *size* numbers that cover those from 0 to *count*."""
-    for start in range(0, count, size):
-        yield range(start, min(start + size, count))

@@ -58,17 +58,16 @@ class SampleSheet:
             for epoch, (_, targets) in zip(pictures, pairs, strict=True)
             for images, (low, high) in zip(epoch, limits, strict=True)
         ]
-        channels = max(column.shape[2] for column in columns)
-        columns = [column.repeat(channels // column.shape[2], axis=2) for column in columns]
-        if channels == 1:
-            columns = [column[:, :, 0] for column in columns]
-        height = max(len(column) for column in columns)
-        pixels = np.full((height, sum(column.shape[1] for column in columns), *columns[0].shape[2:]), GRAY)
-        offset = 0
-        for column in columns:
-            pixels[: len(column), offset : offset + column.shape[1]] = column
-            offset += column.shape[1]
-        return encode_png(pixels.astype(np.uint8))
+        height, channels = (max(column.shape[axis] for column in columns) for axis in (0, 2))
+        padded = [
+            np.pad(
+                np.broadcast_to(column, (*column.shape[:2], channels)),
+                ((0, height - len(column)), (0, 0), (0, 0)),
+                constant_values=GRAY,
+            )
+            for column in columns
+        ]
+        return encode_png(np.concatenate(padded, axis=1))
 
     def to_text(self) -> str:
         """Return a table with a line for each sample and each epoch."""
@@ -94,11 +93,11 @@ def read_samples(loader: DataLoader, epochs: Sequence[int], count: int) -> Sampl
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return an image in the format PNG; *pixels* are uint8, (H, W) for gray or (H, W, 3) for colors."""
+    """Return an image in the format PNG; *pixels* are uint8, (H, W) or (H, W, 1) for gray, or (H, W, 3)."""
     height, width = pixels.shape[:2]
     lines = np.zeros((height, 1 + pixels[0].size), np.uint8)  # each line begins with its filter, 0
     lines[:, 1:] = pixels.reshape(height, -1)
-    color_type = 0 if pixels.ndim == 2 else 2
+    color_type = 2 if pixels.shape[2:] == (RGB_CHANNELS,) else 0
     header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_encode_chunk(*chunk) for chunk in chunks)

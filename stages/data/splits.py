@@ -57,8 +57,7 @@ class Splits:
 
     def by_name(self) -> dict[str, Arrays]:
         """Return the splits that there are by name: train, valid, test."""
-        splits = {"train": self.train, "valid": self.valid, "test": self.test}
-        return {name: arrays for name, arrays in splits.items() if arrays is not None}
+        return {name: arrays for name, arrays in vars(self).items() if arrays is not None}
 
 
 class Fold(float):

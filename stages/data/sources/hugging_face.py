@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ from stages.contracts.errors import DataError, closest
 from stages.contracts.plugins import load_extra
 from stages.data.image_files import ImageDecoder, ImageFormat, put
 from stages.data.sources.image_folder import build_boxes
-from stages.data.sources.labels import SPLIT_FOLDERS
-from stages.data.sources.texts import build_encoder, encode_texts, to_classes
+from stages.data.sources.labels import SPLIT_FOLDERS, check_column
+from stages.data.sources.texts import encode_columns, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
 from stages.data.trees import LeafKind, Ragged, Tree, list_names, pick
 
@@ -69,13 +68,15 @@ def huggingface(
     parts = _name_splits(_load(package, path, config, revision), path, splits)
     first = next(iter(parts.values()))
     answers = () if targets is None else list_names(targets)
-    _check_columns(path, list(first.features), inputs=list_names(inputs), targets=answers)
+    for argument, chosen in (("inputs", list_names(inputs)), ("targets", answers)):
+        for name in chosen:
+            check_column(list(first.features), argument, name, path)
     images = ImageOptions(None if size is None else (size[0], size[1]), mode)
     columns = {
         name: _Column(package, path, name, list(parts.values())) for name in (*list_names(inputs), *answers)
     }
     texts = {name: columns[name].read_texts() for name in list_names(inputs) if columns[name].kind in TEXT}
-    ids, facts = _encode_columns(texts, tokenizer, vocabulary_size, max_length, path)
+    ids, facts = encode_columns(texts, tokenizer, vocabulary_size, max_length, path)
     arrays = {
         name: ids[name] if name in ids else columns[name].read_inputs(images) for name in list_names(inputs)
     }
@@ -101,30 +102,6 @@ def huggingface(
         splits=labels,
         kinds=kinds,
     )
-
-
-def _encode_columns(
-    texts: Mapping[str, Sequence[str]], tokenizer: str, vocabulary_size: int, max_length: int, path: str
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the ids of the columns *texts*, which share a vocabulary, and the facts about it."""
-    if not texts:
-        return {}, {}
-    encoder = build_encoder(tokenizer, [*chain.from_iterable(texts.values())], vocabulary_size)
-    encoded = {name: encode_texts(encoder, column, max_length, path) for name, column in texts.items()}
-    truncated = sum(count for _, count in encoded.values())
-    facts = {"tokenizer": encoder.description, "vocabulary_size": encoder.size, "truncated": truncated}
-    return {name: ids for name, (ids, _) in encoded.items()}, facts
-
-
-def _check_columns(path: str, present: Sequence[str], **names: Sequence[str]) -> None:
-    """Raise `DataError` if a column in *names*, those of an argument, is not *present*."""
-    for argument, columns in names.items():
-        for column in columns:
-            if column not in present:
-                raise DataError(
-                    f"load_data.source.{argument}: {path} has no column {column!r}."
-                    f"{closest(column, list(present))} Columns: {', '.join(present)}"
-                )
 
 
 def _load(package: Any, path: str, config: str | None, revision: str | None) -> Any:

@@ -21,7 +21,6 @@ from stages.data.image_files import (
     ImageFiles,
     ImageFormat,
     UndecodableImageError,
-    blocks_of,
     put,
 )
 from stages.data.sources.labels import (
@@ -281,7 +280,8 @@ class _Scan:
         """Read all files, with a thread for each CPU. Raises `DataError` for a corrupt one, or skips it."""
         decoder = ImageDecoder(self.files.form)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-            for rows in blocks_of(len(self.files), FILES_AT_ONCE):
+            for start in range(0, len(self.files), FILES_AT_ONCE):
+                rows = range(start, min(start + FILES_AT_ONCE, len(self.files)))
                 for row, error in zip(rows, pool.map(partial(self._read, decoder), rows), strict=True):
                     if error is None:
                         continue

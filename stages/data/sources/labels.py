@@ -3,12 +3,12 @@
 import csv
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stages.contracts.errors import DataError
+from stages.contracts.errors import DataError, closest
 
 SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 """Names of folders that are splits, if there are no others beside them."""
@@ -125,6 +125,15 @@ def check_unique_names(names: list[str], path: Path) -> None:
     """Raise `DataError` if two columns of the table *path* have one of *names*."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path} has several columns with the name {twice[0]!r}. Rename them")
+
+
+def check_column(names: Sequence[str], argument: str, column: str, path: str) -> None:
+    """Raise `DataError` if *column*, an *argument* of the source, is not one of *names*."""
+    if column not in names:
+        raise DataError(
+            f"load_data.source.{argument}: {path} has no column {column!r}.{closest(column, names)} "
+            f"Columns: {', '.join(names)}"
+        )
 
 
 def describe_read_error(error: Exception) -> str:

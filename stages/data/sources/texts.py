@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,15 @@ def text(
     samples = list(_read_splits(paths, {key: name for key, name in names.items() if name is not None}))
     texts, labels = [str(sample["text"]) for sample in samples], [sample["label"] for sample in samples]
     targets, class_names = to_classes(labels)
-    encoder = build_encoder(tokenizer, texts, vocabulary_size)
-    ids, truncated = encode_texts(encoder, texts, max_length, path)
-    facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
-    facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
+    ids, facts = encode_columns({"": texts}, tokenizer, vocabulary_size, max_length, path)
+    if class_names:
+        facts["class_names"] = class_names
     columns: dict[str, Any] = {
         f"{key}s": np.array([str(sample[key]) for sample in samples])
         for key in ("split", "group")
         if key in samples[0]
     }
-    return Arrays(ids, targets, (f"{path}: {text}", f"{path}: {label}"), facts, **columns)
+    return Arrays(ids[""], targets, (f"{path}: {text}", f"{path}: {label}"), facts, **columns)
 
 
 class ByteEncoder:
@@ -96,6 +96,19 @@ class TokenEncoder:
         """Yield the ids of each text."""
         for encoding in self._tokenizer.encode_batch(list(texts)):
             yield np.array(encoding.ids, np.int64)
+
+
+def encode_columns(
+    texts: Mapping[str, Sequence[str]], tokenizer: str, vocabulary_size: int, max_length: int, path: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the ids of the columns *texts*, which share a vocabulary, and the facts about it."""
+    if not texts:
+        return {}, {}
+    encoder = build_encoder(tokenizer, [*chain.from_iterable(texts.values())], vocabulary_size)
+    encoded = {name: encode_texts(encoder, column, max_length, path) for name, column in texts.items()}
+    truncated = sum(count for _, count in encoded.values())
+    facts = {"tokenizer": encoder.description, "vocabulary_size": encoder.size, "truncated": truncated}
+    return {name: ids for name, (ids, _) in encoded.items()}, facts
 
 
 def build_encoder(name: str, texts: Sequence[str], size: int) -> ByteEncoder | TokenEncoder:
