@@ -1,4 +1,4 @@
-"""Several ranks train on masks and on boxes what one process trains."""
+"""Several ranks train on samples of any structure what one process trains."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from ranks import run_ranks
 from torch import nn
 
 from stages import data
-from stages.contracts.outputs import DetectionOutput, TrainOutput
+from stages.contracts.outputs import ClassificationOutput, DetectionOutput, RegressionOutput, TrainOutput
 from stages.data import Arrays, DataLoaderBuilder, HorizontalFlip, NormalizeBatcher, Ragged
 from stages.learner import LearnerBuilder
-from stages.metrics import LossMetric, MeanAveragePrecisionMetric
+from stages.metrics import AccuracyMetric, LossMetric, MeanAveragePrecisionMetric, MseMetric
 from stages.metrics.from_torchmetrics import mean_iou
-from stages.models import UNet, backward
+from stages.models import ClassificationStep, UNet, backward
 from stages.renderers import NoRenderer
 
 COUNT = 23
@@ -41,14 +41,55 @@ class OneBox(nn.Sequential):
         return TrainOutput(self, backward(self, item.loss), item)
 
 
+class Pixels(ClassificationStep, nn.Conv2d):
+    """A model of the class of each pixel."""
+
+
+class Views(nn.Sequential):
+    """A model whose two views of an image become similar."""
+
+    def valid_step(self, batch):
+        first, second = map(self, batch.inputs)
+        return RegressionOutput(F.mse_loss(first, second), first, second, first.numel())
+
+    train_step = OneBox.train_step
+
+
+class Heads(nn.ModuleDict):
+    """A model with two inputs, and a class and a number as targets."""
+
+    def valid_step(self, batch):
+        features = batch.inputs["image"].flatten(1) + batch.inputs["size"][:, None]
+        kinds, numbers = (self[name](features) for name in ("kind", "number"))
+        loss = F.cross_entropy(kinds, batch.targets["kind"])
+        loss = loss + F.mse_loss(numbers[:, 0], batch.targets["number"])
+        return ClassificationOutput(loss, kinds, batch.targets["kind"])
+
+    train_step = OneBox.train_step
+
+
+MASKS = (IMAGES[:, 0] > 99).astype(np.int16)
+NUMBERS = np.linspace(-1, 1, COUNT)
 CASES = {
-    "masks": ((IMAGES[:, 0] > 99).astype(np.uint8), lambda: UNet((1, 8, 8), 2, channels=(2, 4)), mean_iou),
+    "masks": (Arrays(IMAGES, MASKS), lambda: UNet((1, 8, 8), 2, channels=(2, 4)), mean_iou),
+    "ignored pixels": (
+        Arrays(IMAGES, np.where(IMAGES[:, 0] % 7 < np.arange(COUNT)[:, None, None] % 8, -100, MASKS)),
+        lambda: Pixels(1, 2, 1),
+        mean_iou,
+    ),
     "boxes": (
-        Ragged(BOXES.values.astype(np.float32), BOXES.ends),
+        Arrays(IMAGES, Ragged(BOXES.values.astype(np.float32), BOXES.ends)),
         lambda: OneBox(nn.Flatten(), nn.Linear(64, 4)),
         lambda _: MeanAveragePrecisionMetric(),
     ),
+    "views": (Arrays(IMAGES), lambda: Views(nn.Flatten(), nn.Linear(64, 4)), lambda _: MseMetric()),
+    "several": (
+        Arrays({"image": IMAGES, "size": NUMBERS}, {"kind": np.arange(COUNT) % 3, "number": NUMBERS}),
+        lambda: Heads({"kind": nn.Linear(64, 3), "number": nn.Linear(64, 1)}),
+        lambda _: AccuracyMetric(),
+    ),
 }
+BATCHERS = {"several": NormalizeBatcher({"image": 100.0, "size": 0.0}, {"image": 50.0, "size": 1.0})}
 
 
 WINDOWS = {"no window": 1, "windows": 2}
@@ -56,11 +97,10 @@ WINDOWS = {"no window": 1, "windows": 2}
 
 def train(directory, name, window):
     """Train for two epochs with an update for each *window* of batches; return weights and metrics."""
-    targets, build, build_metric = CASES[name]
-    samples = data.dataset(data.to_columns(Arrays(IMAGES, targets), "the data"))
-    loader = (
-        DataLoaderBuilder(NormalizeBatcher(100.0, 50.0)).batch_size(5).shuffle(1).augment([HorizontalFlip()])
-    )
+    arrays, build, build_metric = CASES[name]
+    samples = data.dataset(data.to_columns(arrays, "the data"))
+    loader = DataLoaderBuilder(BATCHERS.get(name, NormalizeBatcher(100.0, 50.0))).batch_size(5).shuffle(1)
+    loader.augment([HorizontalFlip()]).views(2 if name == "views" else 1)
     torch.manual_seed(3)
     model = build()
     builder = (
