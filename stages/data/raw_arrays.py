@@ -5,7 +5,9 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
 import numpy as np
@@ -22,6 +24,8 @@ SPAN_BYTES = 1 << 25
 """The part of a file from which rows are gathered before its pages are released."""
 
 
+MAX_EXACT_SUM = 2**53
+"""The largest integer up to which float64 has all integers."""
 MAX_CLASSES = 10_000_000
 MASK_TYPES = ("uint8", "int8", "int16", "int32")
 """The types in which masks are stored as they are; a batch has them as int64."""
@@ -75,6 +79,32 @@ def _find_mapping(array: Any) -> mmap.mmap | None:
     return array if isinstance(array, mmap.mmap) else None
 
 
+class RowFile:
+    """Rows of one shape and type, added one after another: in memory, or in a file without a name.
+
+    The file is in the current folder, because that of temporary files may be in memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, on_disk: bool) -> None:
+        self._file: IO[bytes] = TemporaryFile(dir=".") if on_disk else BytesIO()  # noqa: SIM115  join closes it
+        self._form = shape, dtype
+        self._count = 0
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add *rows*, (n, …)."""
+        self._file.write(rows.tobytes())
+        self._count += len(rows)
+
+    def join(self) -> np.ndarray:
+        """Return all rows, (N, …); those of a file are mapped into memory."""
+        shape, dtype = (self._count, *self._form[0]), self._form[1]
+        if isinstance(self._file, BytesIO):
+            return np.ndarray(shape, dtype, self._file.getbuffer())
+        with self._file:
+            self._file.flush()
+            return map_file(self._file, 0, shape, dtype)
+
+
 @dataclass(frozen=True)
 class LazySamples:
     """The samples of a dataset, which are read when they are needed, and the results of a pass over them."""
@@ -88,21 +118,33 @@ class LazySamples:
     """The SHA-256 of all leaves of each sample, (N, 32), uint8."""
     values: Mapping[str, np.ndarray]
     """The values of leaves of at most `SMALL_LEAF_BYTES`, (N, …)."""
+    totals: Mapping[str, np.ndarray]
+    """The sum of each sample, (N,), of other leaves of integers whose sums float64 has exactly."""
+    limits: Mapping[str, np.ndarray]
+    """The smallest and the largest value of other leaves, (2,); NaN if there is one."""
 
     @classmethod
     def of(cls, read: Any, count: int, forms: Mapping[str, Any]) -> Self:
         """Return the samples that *read* returns, after one pass over them."""
-        values = {
-            leaf: np.empty((count, *shape), dtype)
-            for leaf, (shape, dtype) in forms.items()
-            if math.prod(shape) * dtype.itemsize <= SMALL_LEAF_BYTES
-        }
+        values, totals, limits = {}, {}, dict[str, np.ndarray]()
+        for leaf, (shape, dtype) in forms.items():
+            largest_sum = math.prod(shape) * 256**dtype.itemsize
+            if math.prod(shape) * dtype.itemsize <= SMALL_LEAF_BYTES:
+                values[leaf] = np.empty((count, *shape), dtype)
+            elif dtype.kind in "bui" and count * largest_sum <= MAX_EXACT_SUM:
+                totals[leaf] = np.empty(count, np.int32 if largest_sum < 2**31 else np.int64)  # faster
         hashes = np.empty((count, 32), np.uint8)  # arrays in a list keep freed buffers in use
         for row, sample in enumerate(read(range(count))):
             hashes[row] = np.frombuffer(_hash_sample(sample), np.uint8)
-            for leaf, array in values.items():
-                array[row] = sample[leaf]
-        return cls(read, count, forms, hashes, values)
+            for leaf, array in sample.items():
+                if leaf in values:
+                    values[leaf][row] = array
+                    continue
+                extremes = np.array([array.min(), array.max(), *limits.get(leaf, ())])
+                limits[leaf] = np.array([extremes.min(), extremes.max()])
+                if leaf in totals:
+                    totals[leaf][row] = array.sum(dtype=totals[leaf].dtype)
+        return cls(read, count, forms, hashes, values, totals, limits)
 
 
 def _hash_sample(sample: Mapping[str, np.ndarray]) -> bytes:
@@ -130,6 +172,11 @@ class LazyRows(FileArray):
         """The type of the values."""
         return self.samples.forms[self.name][1]
 
+    @property
+    def totals(self) -> np.ndarray | None:
+        """The sum of each sample; None if it is not known."""
+        return self.samples.totals.get(self.name)
+
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         if (known := self.samples.values.get(self.name)) is not None:
             return known[rows]
@@ -140,29 +187,17 @@ class LazyRows(FileArray):
         return values
 
 
-@dataclass(frozen=True)
-class CheckedLeaf:
-    """An array of a source that can be stored without loss."""
-
-    array: Any
-    """An array (N, …), or what reads one from files; `Ragged`."""
-    kind: LeafKind
-    name: str
-    """The array in error messages."""
-
-    @property
-    def stored_type(self) -> np.dtype[Any]:
-        """The type in which the array is stored as a target: float32, int64, or the type of a mask."""
-        dtype = self.array.dtype
-        if self.kind != "mask":
-            return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
-        if dtype.kind == "b":
-            return np.dtype(np.uint8)
-        return dtype.newbyteorder("=") if str(dtype) in MASK_TYPES else np.dtype(np.int64)
+def target_type(dtype: np.dtype[Any], kind: LeafKind) -> np.dtype[Any]:
+    """Return the type in which targets of *dtype* are stored: float32, int64, or the type of a mask."""
+    if kind != "mask":
+        return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    return dtype.newbyteorder("=") if str(dtype) in MASK_TYPES else np.dtype(np.int64)
 
 
-def check(arrays: Arrays, where: str) -> dict[str, CheckedLeaf]:
-    """Check *arrays*, and return each leaf of inputs and targets by its name.
+def check(arrays: Arrays, where: str) -> dict[str, tuple[Any, LeafKind]]:
+    """Check *arrays*, and return the array and the kind of each leaf of inputs and targets by its name.
 
     *where* names the arrays in errors if they have no names of their own. Raises `DataError` if an array
     is not numeric, has a wrong shape, is empty, or has a value that cannot be stored.
@@ -183,9 +218,10 @@ def check(arrays: Arrays, where: str) -> dict[str, CheckedLeaf]:
     inputs = [array for name, array in converted.items() if is_input(name)]
     checked = {}
     for name, array in converted.items():
-        kind = arrays.kinds.get(name) or _infer_kind(array, None if is_input(name) else inputs)
-        checked[name] = CheckedLeaf(array, kind, names[name])
-        _check_leaf(checked[name], None if is_input(name) else inputs)
+        beside = None if is_input(name) else inputs
+        kind = arrays.kinds.get(name) or _infer_kind(array, beside)
+        _check_leaf(array, kind, names[name], beside)
+        checked[name] = array, kind
     return checked
 
 
@@ -209,29 +245,29 @@ def _has_pixels_of(array: Any, inputs: Sequence[Any]) -> bool:
     return any(leaf.ndim == 4 and leaf.shape[2:] == array.shape[1:] for leaf in inputs)
 
 
-def _check_leaf(leaf: CheckedLeaf, inputs: Sequence[Any] | None) -> None:
+def _check_leaf(leaf: Any, kind: LeafKind, name: str, inputs: Sequence[Any] | None) -> None:
     """Check the values of a leaf; *inputs* are those beside it if it is a target."""
-    array: Any = leaf.array.values if isinstance(leaf.array, Ragged) else leaf.array
+    array: Any = leaf.values if isinstance(leaf, Ragged) else leaf
     is_unchecked = isinstance(array, LazyRows) or not isinstance(array, FileArray)
     if len(array) and is_unchecked:
-        _check_values(array, leaf.name)
-    if leaf.kind == "boxes" and (array.shape[1:] != (4,) or array.dtype.kind != "f"):
+        _check_values(array, name)
+    if kind == "boxes" and (array.shape[1:] != (4,) or array.dtype.kind != "f"):
         raise DataError(
-            f"{leaf.name}: boxes must be floats (n, 4), left, top, right and bottom in pixels; found "
+            f"{name}: boxes must be floats (n, 4), left, top, right and bottom in pixels; found "
             f"{array.dtype} of shape (n, {', '.join(map(str, array.shape[1:]))}). Convert them"
         )
     if inputs is None or array.dtype.kind == "f" or isinstance(array, ImageFiles):
         return
-    if leaf.kind == "mask":
+    if kind == "mask":
         if not _has_pixels_of(array, inputs):
             raise DataError(
-                f"{leaf.name}: masks must have the height and width of the images; found {array.shape} for "
-                f"{', '.join(str(leaf.shape) for leaf in inputs)}. Resize them"
+                f"{name}: masks must have the height and width of the images; found {array.shape} for "
+                f"{', '.join(str(beside.shape) for beside in inputs)}. Resize them"
             )
-    elif not isinstance(leaf.array, Ragged):
-        _check_shape(array, inputs, leaf.name)
+    elif not isinstance(leaf, Ragged):
+        _check_shape(array, inputs, name)
     if len(array):
-        _check_classes(array, leaf.name)
+        _check_classes(array, name)
 
 
 def check_type(dtype: np.dtype[Any], name: str) -> None:
@@ -322,6 +358,9 @@ def _is_not_finite(block: np.ndarray) -> np.ndarray:
 
 def _find_first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:
     """Return the first wrong value of *array* and its sample as text, or None if every value is right."""
+    limits = array.samples.limits.get(array.name) if isinstance(array, LazyRows) else None
+    if limits is not None and IGNORED_TARGET not in limits and not is_wrong(limits).any():
+        return None
     for rows in row_blocks(len(array), array.nbytes // len(array)):
         block = array[rows]
         wrong = is_wrong(block)

@@ -220,8 +220,10 @@ def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
 
 
 DEFAULT_NORMALIZATION = NormalizationConfig()
-SUM_VALUES = 1 << 20
+SUM_VALUES = 1 << 16
 """The number of values added at a time: a multiple of 8192, NumPy's block size for conversions."""
+CHANNEL_VALUES = 1 << 20
+"""The number of values whose statistics of channels are computed at a time, on which their bits depend."""
 
 
 def describe(
@@ -430,7 +432,7 @@ def _compute_statistics(inputs: Column) -> _Statistics:
 
 def _read_channels(inputs: Column) -> Iterator[np.ndarray]:
     """Yield the values of *inputs* as (C, N), of a few megabytes each."""
-    step = max(1, SUM_VALUES // inputs.row_values)
+    step = max(1, CHANNEL_VALUES // inputs.row_values)
     for start in range(0, len(inputs), step):
         block = inputs.read(slice(start, min(start + step, len(inputs))))
         yield np.moveaxis(block, 1, 0).reshape(block.shape[1], -1)
@@ -448,34 +450,50 @@ def _compute_mean_std(inputs: Column) -> Normalization:
     Both have the bits of NumPy's ``mean`` and ``std`` of a contiguous array, which need a copy of the data.
     """
     size = math.prod(inputs.shape)
-    total = np.float64(0)
-    for start in range(0, size, SUM_VALUES):
-        values = inputs.values(start, min(start + SUM_VALUES, size))
-        total = np.add.reduce(values, dtype=np.float64, initial=total)
-    mean = total / size
-    if _is_constant(inputs):
-        return Normalization(mean=float(mean), std=1.0)
+    total = inputs.total
+    mean = (_add_values(inputs, size) if total is None else np.float64(total)) / size
+    reader, first = _ValueReader(inputs), inputs.read(slice(1)).flat[0]
+    is_constant = True
 
-    def squares(start: int, stop: int) -> np.float64:
-        """Return the sum of squared deviations of some values."""
-        deviations = inputs.values(start, stop).astype(np.float64)
-        deviations -= mean
+    def add_squares(count: int) -> np.float64:
+        """Return the sum of squared deviations of the next values."""
+        nonlocal is_constant
+        values = reader.read(count)
+        is_constant = is_constant and bool((values == first).all())
+        deviations = np.subtract(values, mean, dtype=np.float64)
         deviations *= deviations
         return np.float64(np.add.reduce(deviations))
 
-    return Normalization(mean=float(mean), std=math.sqrt(_pairwise_sum(squares, 0, size) / size) or 1.0)
+    variance = _pairwise_sum(add_squares, size) / size
+    return Normalization(mean=float(mean), std=1.0 if is_constant else math.sqrt(variance) or 1.0)
 
 
-def _is_constant(column: Column) -> bool:
-    """Return whether all values are equal; most columns are read up to their first block only."""
-    first = column.values(0, 1)
-    return all((block == first).all() for block in column.blocks())
+def _add_values(column: Column, size: int) -> np.float64:
+    reader, total = _ValueReader(column), np.float64(0)
+    for start in range(0, size, SUM_VALUES):
+        values = reader.read(min(SUM_VALUES, size - start))
+        total = np.add.reduce(values, dtype=np.float64, initial=total)
+    return total
 
 
-def _pairwise_sum(sum_of: Callable[[int, int], np.float64], start: int, stop: int) -> np.float64:
-    """Add the values from *start* to *stop* in halves, as NumPy adds a contiguous array."""
-    count = stop - start
+class _ValueReader:
+    """The values of a flattened column from the first to the last; each row is read once."""
+
+    def __init__(self, column: Column) -> None:
+        self._blocks = column.blocks()
+        self._values = np.empty(0, column.dtype)
+
+    def read(self, count: int) -> np.ndarray:
+        """Return the next *count* values."""
+        while len(self._values) < count:
+            self._values = np.concatenate((self._values, next(self._blocks).reshape(-1)))
+        values, self._values = self._values[:count], self._values[count:]
+        return values
+
+
+def _pairwise_sum(sum_of: Callable[[int], np.float64], count: int) -> np.float64:
+    """Add the next *count* values in halves, as NumPy adds a contiguous array."""
     if count <= SUM_VALUES:
-        return sum_of(start, stop)
-    middle = start + count // 2 - count // 2 % 8
-    return _pairwise_sum(sum_of, start, middle) + _pairwise_sum(sum_of, middle, stop)
+        return sum_of(count)
+    middle = count // 2 - count // 2 % 8
+    return _pairwise_sum(sum_of, middle) + _pairwise_sum(sum_of, count - middle)

@@ -39,6 +39,16 @@ class Squares:
         return image[:, :4] if index == self.broken else image, mask
 
 
+class Typed(Squares):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __getitem__(self, index):
+        image, mask = super().__getitem__(index)
+        return (image * 100).astype(self.dtype), int(mask[0, 0])
+
+
 def two_splits():
     return Squares(), Squares()
 
@@ -144,6 +154,21 @@ def test_memory_of_a_run_is_bounded_by_the_batch(count, tmp_path):
     assert read_memory("VmHWM") - before < 80 * 2**20 + 512 * count
     assert json.loads((artifacts / "metrics.json").read_text())["valid"]["Accuracy"] == 100
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**20 + 128 * count
+
+
+@pytest.mark.parametrize(("dtype", "reads"), [("uint8", 1), ("int16", 2), ("float32", 3)])
+def test_number_of_times_that_load_data_reads_a_sample(dtype, reads, tmp_path):
+    """The first pass hashes them, checks their values, adds integers, and keeps samples of 64 bytes."""
+    source = {"kind": f"{__name__}:Typed", "dtype": dtype}
+    READ.clear()
+
+    prepared = load(tmp_path, {"kind": "dataset", "factory": source, "lazy": True})
+
+    rows = prepared.train.rows.tolist()
+    assert {READ.count(row) for row in rows[1:] if row} == {reads}  # sample 0 and the first one have one more
+    expected = np.stack([Typed(dtype)[row][0] for row in rows])
+    assert prepared.info.normalization.mean == np.mean(expected, dtype=np.float64)
+    assert prepared.info.normalization.std == np.std(expected.astype(np.float64))
 
 
 def test_splits_of_the_factory_are_kept(tmp_path):

@@ -290,12 +290,12 @@ def test_index_of_pandas_is_a_feature_only_if_it_is_named(suffix, index, tmp_pat
     path = str(tmp_path / f"t.{suffix}")
     getattr(frame, f"to_{suffix}")(path)
 
-    found = table(path, "c").inputs.feature_names
+    found = table(path, "c").facts["feature_names"]
 
     assert found == (("key", "x") if suffix == "csv" and index else ("x",))
     if suffix == "parquet":
         name = index or "__index_level_0__"
-        assert table(path, "c", features=["x", name]).inputs.feature_names == ("x", name)
+        assert table(path, "c", features=["x", name]).facts["feature_names"] == ("x", name)
 
 
 def test_line_breaks_in_quotes_are_read_across_blocks(tmp_path, monkeypatch):
@@ -322,7 +322,7 @@ def test_text_of_every_type_of_arrow_is_read(kind, suffix, tmp_path):
         str(tmp_path / f"t.{suffix}"), "c", categorical=["soil"], missing="constant", fill=0, group="group"
     )
 
-    assert arrays.inputs.feature_names == ("x", "soil=a", "soil=b", "soil=")
+    assert arrays.facts["feature_names"] == ("x", "soil=a", "soil=b", "soil=")
     assert arrays.inputs[:].tolist() == [[1, 0, 1, 0], [2, 1, 0, 0], [3, 0, 0, 1], [4, 0, 1, 0]]
     assert (arrays.targets.tolist(), arrays.facts["class_names"]) == ([1, 0, 0, 1], ("u", "v"))
     assert arrays.groups.tolist() == list("1122")
@@ -357,7 +357,7 @@ def test_format_of_csv_files_is_set_by_params(tmp_path):
         ).source
     )
 
-    assert arrays.inputs.feature_names == ("f0", "f2")
+    assert arrays.facts["feature_names"] == ("f0", "f2")
     assert arrays.inputs[:].tolist() == [[1.5, -1], [-2.25, 7], [-1, -1]]
     assert configured.inputs[:].tolist() == [[-2.25, 7]]
 

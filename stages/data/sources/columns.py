@@ -8,7 +8,6 @@ from typing import Any, Self
 import numpy as np
 
 from stages.data.raw_arrays import (
-    CheckedLeaf,
     LazyRows,
     check,
     gather,
@@ -16,8 +15,8 @@ from stages.data.raw_arrays import (
     is_mapped,
     release,
     row_blocks,
+    target_type,
 )
-from stages.data.sources.tables import TableRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples, find_strata
 from stages.data.trees import LeafKind, Ragged, Tree, flatten, is_input, map_leaves, unflatten
 
@@ -74,11 +73,13 @@ class Column:
         for rows in row_blocks(len(self), self.row_values * self.array.itemsize):
             yield self.read(rows)
 
-    def values(self, start: int, stop: int) -> np.ndarray:
-        """Return the values from *start* to *stop* of the flattened column."""
-        first = start // self.row_values
-        read = self.read(slice(first, -(-stop // self.row_values))).reshape(-1)
-        return read[start - first * self.row_values : stop - first * self.row_values]
+    @property
+    def total(self) -> int | None:
+        """The sum of all values if it is known without reading them, and float64 has it exactly."""
+        totals = self.array.totals if isinstance(self.array, LazyRows) else None
+        if totals is None:
+            return None
+        return int((totals if self.rows is None else totals[self.rows]).sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,16 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
     Floats become float32, classes int64; masks and other inputs keep their type, in native byte order. Raises
     `DataError` as `stages.data.raw_arrays.check` does.
     """
-    columns = {name: _to_column(name, leaf, arrays) for name, leaf in check(arrays, where).items()}
+    columns = {
+        name: Column(
+            array,
+            input_type(array.dtype) if is_input(name) else target_type(array.dtype, kind),
+            moments=arrays.moments if name == "inputs" else None,
+            kind=kind,
+        )
+        for name, (array, kind) in check(arrays, where).items()
+    }
     return Columns(unflatten(columns, "inputs"), unflatten(columns, "targets"))
-
-
-def _to_column(name: str, leaf: CheckedLeaf, arrays: Arrays) -> Column:
-    dtype = input_type(leaf.array.dtype) if is_input(name) else leaf.stored_type
-    return Column(leaf.array, dtype, moments=arrays.moments if name == "inputs" else None, kind=leaf.kind)
 
 
 def split_columns(
@@ -131,7 +135,7 @@ def split_columns(
     """Return the columns of each split of *loaded* by name: train, and those of valid and test that exist.
 
     The splits in *fractions* that *loaded* lacks are drawn from its train split as `stages.data.split` draws
-    them; a fraction of 0 leaves the split out. The samples of mapped arrays and of tables keep their order in
+    them; a fraction of 0 leaves the split out. The samples of mapped arrays keep their order in
     each split, so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
     """
     if isinstance(loaded, Arrays):
@@ -149,7 +153,7 @@ def split_columns(
         train = columns["train"]
         targets = find_strata(map_leaves(_find_values, train.targets), len(train))
         parts = divide_samples(arrays, targets, missing, seed, stratify=stratify)
-        if _is_read_in_order(train):
+        if any(is_mapped(column.array) for column in train.leaves.values()):
             for rows in parts.values():
                 rows.sort()
         columns |= {name: train.select(rows) for name, rows in parts.items()}
@@ -160,8 +164,3 @@ def _find_values(column: Column) -> Any:
     """Return the array of a column; None if its values are read when they are needed."""
     array = column.array
     return array.samples.values.get(array.name) if isinstance(array, LazyRows) else array
-
-
-def _is_read_in_order(columns: Columns) -> bool:
-    arrays = [column.array for column in columns.leaves.values()]
-    return any(isinstance(array, TableRows) or is_mapped(array) for array in arrays)

@@ -1,16 +1,16 @@
 """The data source ``table``: the columns of a CSV, Parquet or Arrow file as features and a target."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
-from stages.data.image_files import FileArray
+from stages.data.raw_arrays import RowFile
+from stages.data.sources.labels import check_column
 from stages.data.sources.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 from stages.data.splits import Arrays
 from stages.data.trees import list_names, pick
@@ -71,14 +71,16 @@ def table(
     extra = {name: column for name, column in (("split", split), ("group", group)) if column is not None}
     targets = list_names(target)
     for name, column in (*(("target", name) for name in targets), *extra.items()):
-        _check_column(file.schema.names, name, column, path)
+        check_column(file.schema.names, name, column, path)
     hidden = file.index_names - {*(features or ())}
     columns = _select(file.schema.names, {*targets, *extra.values(), *hidden}, features, path)
     chosen = [_Feature(name, _is_match(name, categorical)) for name in columns]
     _set_types(file, chosen, targets, task)
     scan = _Scan(file, chosen, targets, extra, missing, task)
-    rows = TableRows(file, tuple(chosen), encoding, missing, fill, scan.run())
-    facts: dict[str, Any] = {"feature_names": rows.feature_names}
+    is_kept = scan.run()
+    encoder = _Encoder(chosen, encoding, fill, uses_means=missing == "mean")
+    rows = _store(file, encoder, is_kept)
+    facts: dict[str, Any] = {"feature_names": encoder.feature_names}
     if categories := {feature.name: feature.category_names for feature in chosen if feature.is_categorical}:
         facts["categories"] = categories
     if missing == "mean":
@@ -86,7 +88,7 @@ def table(
             feature.name: feature.mean for feature in chosen if not feature.is_categorical
         }
     if missing == "drop":
-        facts["skipped"] = int(len(rows.is_kept) - len(rows))
+        facts["skipped"] = int(len(is_kept) - len(rows))
     pairs = {name: scan.read_target(name) for name in targets}
     values, classes = ({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
     if any(classes.values()):
@@ -119,26 +121,17 @@ class _Feature:
 
 
 @dataclass(frozen=True)
-class TableRows(FileArray):
-    """The features of a table as an array of the shape (N, F), float32, which is read from start to end.
+class _Encoder:
+    """The encoding of the columns of a batch as features."""
 
-    A read of rows before those of the previous one opens the file again.
-    """
-
-    file: TableParts
-    features: tuple[_Feature, ...]
+    features: Sequence[_Feature]
     encoding: Encoding
-    missing: Missing
     fill: float
-    is_kept: np.ndarray
-    """True for each row of the table that is a sample."""
+    """The value for missing numbers."""
+    uses_means: bool
+    """True for the mean of the column instead."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the features: float32."""
-        return np.dtype(np.float32)
-
-    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the features: of the column, or ``column=category``."""
         names: list[str] = []
@@ -149,41 +142,32 @@ class TableRows(FileArray):
                 names.append(feature.name)
         return tuple(names)
 
-    @cached_property
-    def shape(self) -> tuple[int, int]:
-        """The shape of the array."""
-        return int(np.count_nonzero(self.is_kept)), len(self.feature_names)
-
-    @cached_property
-    def _window(self) -> "_Window":
-        return _Window(self)
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
-        order = chosen.argsort(kind="stable")
-        values = self._window.read(chosen[order])
-        return values if (order[1:] > order[:-1]).all() else values[order.argsort()]
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the features of all samples in their order, in blocks of `BLOCK_BYTES`."""
-        start, width = 0, self.shape[1]
-        for batch in self.file.batches([feature.name for feature in self.features], _batch_rows(width)):
-            is_in_block = self.is_kept[start : start + batch.num_rows]
-            block = self._encode(batch, width)
-            yield block if is_in_block.all() else block[is_in_block]
-            start += batch.num_rows
-
-    def _encode(self, batch: Any, width: int) -> np.ndarray:
-        pairs = zip(self.features, batch.columns, strict=True)
-        columns = (self._encode_column(feature, column) for feature, column in pairs)
-        return join_features(columns, (batch.num_rows, width))
-
-    def _encode_column(self, feature: _Feature, column: Any) -> tuple[np.ndarray, int]:
+    def encode(self, feature: _Feature, column: Any) -> tuple[np.ndarray, int]:
+        """Return the column of `join_features` for *feature*."""
         if feature.is_categorical:
             count = len(feature.categories) if self.encoding == "one_hot" else 0
             return _to_codes(column, feature), count
         values = to_floats(column)
-        return np.where(np.isnan(values), feature.mean if self.missing == "mean" else self.fill, values), 0
+        return np.where(np.isnan(values), feature.mean if self.uses_means else self.fill, values), 0
+
+
+def _store(file: TableParts, encoder: _Encoder, is_kept: np.ndarray) -> np.ndarray:
+    """Return the features of the rows that are samples, (N, F) float32, mapped into memory.
+
+    *is_kept* is true for such a row. Raises `DataError` if the table has not as many rows.
+    """
+    start, width = 0, len(encoder.feature_names)
+    stored = RowFile((width,), np.dtype(np.float32), on_disk=True)
+    for batch in file.batches([feature.name for feature in encoder.features], _batch_rows(width)):
+        pairs = zip(encoder.features, batch.columns, strict=True)
+        columns = (encoder.encode(feature, column) for feature, column in pairs)
+        block = join_features(columns, (batch.num_rows, width))
+        is_in_block = is_kept[start : start + batch.num_rows]
+        stored.append(block[: len(is_in_block)][is_in_block])
+        start += batch.num_rows
+    if start != len(is_kept):
+        raise DataError(f"{file.path} was changed while it was read. Run load-data again")
+    return stored.join()
 
 
 def join_features(columns: Iterable[tuple[np.ndarray, int]], shape: tuple[int, int]) -> np.ndarray:
@@ -202,40 +186,6 @@ def join_features(columns: Iterable[tuple[np.ndarray, int]], shape: tuple[int, i
             block[with_category, place + values[with_category]] = 1
         place += count or 1
     return block
-
-
-class _Window:
-    """The two newest blocks of a pass over the rows."""
-
-    def __init__(self, rows: TableRows) -> None:
-        self._rows = rows
-        self._restart()
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return *rows*, which are in ascending order. Raises `DataError` if the table has become shorter."""
-        values = np.empty((len(rows), self._rows.shape[1]), np.float32)
-        if len(rows) and rows[0] < self._start:
-            self._restart()
-        done = 0
-        while done < len(rows):
-            stop = int(np.searchsorted(rows, self._start + len(self._values)))
-            values[done:stop] = self._values[rows[done:stop] - self._start]
-            done = stop
-            if done < len(rows):
-                self._advance()
-        return values
-
-    def _restart(self) -> None:
-        self._blocks = self._rows.blocks()
-        self._start = 0
-        self._newest = self._values = np.empty((0, self._rows.shape[1]), np.float32)
-
-    def _advance(self) -> None:
-        block = next(self._blocks, None)
-        if block is None:
-            raise DataError(f"{self._rows.file.path} was changed while it was read. Run load-data again")
-        self._start += len(self._values) - len(self._newest)
-        self._values, self._newest = np.concatenate((self._newest, block)), block
 
 
 class _Scan:
@@ -397,14 +347,6 @@ class _Scan:
         raise DataError(
             f"{self._path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
             f"set load_data.source.missing to {rules}"
-        )
-
-
-def _check_column(names: Sequence[str], argument: str, column: str, path: str) -> None:
-    if column not in names:
-        raise DataError(
-            f"load_data.source.{argument}: {path} has no column {column!r}.{closest(column, names)} "
-            f"Columns: {', '.join(names)}"
         )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.raw_arrays import LazyRows, LazySamples, map_file
+from stages.data.raw_arrays import LazyRows, LazySamples, RowFile, check_type
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
 from stages.data.storage import LeafInfo
 from stages.data.trees import Ragged, flatten, unflatten
@@ -34,13 +33,13 @@ def dataset(factory: Use, *, lazy: bool = False) -> Arrays | Splits:
     arrays or numbers, or tuples and dicts of these, of one shape and type in all samples. In a dict with
     ``boxes`` (n, 4), leaves of at most two axes have a row for each of its boxes.
 
-    The samples are read once, with the generators of torch, Python and NumPy seeded. With *lazy*, those of a
-    map-style dataset are read when they are needed, and those of an iterable one are stored on the disk.
+    The samples are read once, with the generators of torch, Python and NumPy seeded. With *lazy*, those of
+    map-style datasets are read when they are needed; if one is iterable, all are stored on the disk.
     Raises `PluginError` if *factory* cannot be called, and `DataError` if a sample has another form.
     """
-    read = partial(_read_lazily, factory) if lazy else _read
     with preserve_random_state():
         parts = build_parts(factory)
+        read = partial(_read_lazily, factory) if lazy else _read
         if set(parts) == {""}:
             return read(parts[""], factory.kind)
         return Splits(
@@ -71,29 +70,25 @@ def _read(source: Any, name: str, *, on_disk: bool = False) -> Arrays:
     first = next(samples, None)
     if first is None:
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    forms = _find_forms(first)
-    count = len(source) if isinstance(source, Sized) else None
-    columns = {leaf: _collect(*form, count, on_disk=on_disk) for leaf, form in forms.items()}
+    forms = _find_forms(first, name)
+    rows: dict[str, list[np.ndarray]] = {leaf: [] for leaf, (shape, _) in forms.items() if -1 in shape}
+    values = {leaf: RowFile(*form, on_disk=on_disk) for leaf, form in forms.items() if leaf not in rows}
     for index, sample in enumerate(chain([first], samples)):
         check_form(sample, forms, f"sample {index}", name)
         for leaf, array in sample.items():
-            columns[leaf].append(array)
-    return _build_arrays({leaf: column.join() for leaf, column in columns.items()}, name)
+            if leaf in rows:
+                rows[leaf].append(array.copy())
+            else:
+                values[leaf].append(array[None])
+    leaves: dict[str, Any] = {leaf: column.join() for leaf, column in values.items()}
+    return _build_arrays(leaves | {leaf: Ragged.of(arrays) for leaf, arrays in rows.items()}, name)
 
 
-def _collect(
-    shape: tuple[int, ...], dtype: np.dtype[Any], count: int | None, *, on_disk: bool
-) -> "_Values | _Rows | _Stored":
-    """Return an empty column for the values of a leaf."""
-    if -1 in shape:
-        return _Rows()
-    return _Stored(shape, dtype) if on_disk else _Values(shape, dtype, count)
-
-
-def _find_forms(sample: Mapping[str, np.ndarray]) -> Forms:
+def _find_forms(sample: Mapping[str, np.ndarray], name: str) -> Forms:
     """Return the forms of the leaves of *sample*; -1 is the number of boxes, and of the rows beside them."""
     forms: dict[str, tuple[tuple[int, ...], Any]] = {}
     for leaf, array in sample.items():
+        check_type(array.dtype, f"{name}: the leaf {leaf!r} of sample 0")
         has_rows = array.ndim in (1, 2) and f"{leaf.rpartition('.')[0]}.boxes" in sample
         forms[leaf] = (-1, *array.shape[1:]) if has_rows else array.shape, array.dtype
     return forms
@@ -142,7 +137,7 @@ def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
         return _read(source, name, on_disk=True)
     if not len(source):
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
-    forms = _find_forms(next(_read_seeded(source, name, None, [0])))
+    forms = _find_forms(next(_read_seeded(source, name, None, [0])), name)
     if ragged := [leaf for leaf, (shape, _) in forms.items() if -1 in shape]:
         raise DataError(
             f"{name}: the leaf {ragged[0]!r} has a row for each box, which cannot be read when samples are "
@@ -188,64 +183,6 @@ class LazyDataset:
         tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
         inputs, targets = unflatten(tensors, "inputs"), unflatten(tensors, "targets")
         return inputs if targets is None else (inputs, targets)
-
-
-class _Values:
-    """The values of a leaf of all samples in memory: an array that grows beyond *count* samples."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], count: int | None) -> None:
-        self._found = np.empty((count or 1, *shape), dtype)
-        self._count = 0
-
-    def append(self, array: np.ndarray) -> None:
-        """Add the value of another sample."""
-        if self._count == len(self._found):
-            self._found = np.concatenate((self._found, np.empty_like(self._found)))
-        self._found[self._count] = array
-        self._count += 1
-
-    def join(self) -> np.ndarray:
-        """Return the values of all samples, (N, …)."""
-        return self._found[: self._count]
-
-
-class _Rows:
-    """The rows of a ragged leaf of all samples."""
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-
-    def append(self, array: np.ndarray) -> None:
-        """Add the rows of another sample."""
-        self._arrays.append(array.copy())
-
-    def join(self) -> Ragged:
-        """Return the rows of all samples."""
-        return Ragged.of(self._arrays)
-
-
-class _Stored:
-    """The values of a leaf of all samples in a file without a name.
-
-    It is in the current folder, because that of temporary files may be in memory.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._file = TemporaryFile(dir=".")  # noqa: SIM115  join closes it
-        self._form = shape, dtype
-        self._count = 0
-
-    def append(self, array: np.ndarray) -> None:
-        """Add the value of another sample."""
-        self._file.write(array.tobytes())
-        self._count += 1
-
-    def join(self) -> np.ndarray:
-        """Return the values of all samples, (N, …), mapped into memory."""
-        shape, dtype = self._form
-        with self._file as file:
-            file.flush()
-            return map_file(file, 0, (self._count, *shape), dtype)
 
 
 def _has_items(source: Any) -> bool:
