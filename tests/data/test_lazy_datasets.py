@@ -221,6 +221,26 @@ def test_samples_of_an_iterable_dataset_are_stored_in_their_order(tmp_path):
     assert READ == []
 
 
+def map_and_stream():
+    return Squares(), Stream("Squares")
+
+
+def stream_and_map():
+    return Stream("Squares"), Squares()
+
+
+@pytest.mark.parametrize("factory", [map_and_stream, stream_and_map])
+def test_all_splits_are_stored_if_one_is_iterable(factory, tmp_path):
+    """The same description applies to each of them."""
+    source = {"kind": "dataset", "factory": f"{__name__}:{factory.__name__}", "lazy": True}
+
+    prepared = load(tmp_path, source)
+
+    assert "factory" not in json.loads((tmp_path / "data/dataset.json").read_text())
+    assert torch.equal(prepared.train.inputs, prepared.valid.inputs)
+    assert torch.equal(prepared.train[7][0], torch.tensor(Squares()[7][0]))
+
+
 @pytest.mark.long  # test_interrupted_run_with_workers_equals_an_uninterrupted_one
 def test_interrupted_run_of_an_iterable_dataset_equals_an_uninterrupted_one(tmp_path):
     for name in ("whole", "resumed"):

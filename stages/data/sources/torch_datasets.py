@@ -39,7 +39,8 @@ def dataset(factory: Use, *, lazy: bool = False) -> Arrays | Splits:
     """
     with preserve_random_state():
         parts = build_parts(factory)
-        read = partial(_read_lazily, factory) if lazy else _read
+        is_read_later = lazy and all(map(_has_items, parts.values()))
+        read = partial(_read_lazily, factory) if is_read_later else partial(_read, on_disk=lazy)
         if set(parts) == {""}:
             return read(parts[""], factory.kind)
         return Splits(
@@ -90,6 +91,11 @@ def _find_forms(sample: Mapping[str, np.ndarray], name: str) -> Forms:
     for leaf, array in sample.items():
         check_type(array.dtype, f"{name}: the leaf {leaf!r} of sample 0")
         has_rows = array.ndim in (1, 2) and f"{leaf.rpartition('.')[0]}.boxes" in sample
+        if not array.size and not has_rows:
+            raise DataError(
+                f"{name}: the leaf {leaf!r} must have at least one value per sample; found shape "
+                f"{array.shape} in sample 0. Check the axes of the array"
+            )
         forms[leaf] = (-1, *array.shape[1:]) if has_rows else array.shape, array.dtype
     return forms
 
@@ -129,12 +135,7 @@ def _build_arrays(leaves: Mapping[str, Any], name: str) -> Arrays:
 
 
 def _read_lazily(factory: Use, source: Any, name: str) -> Arrays:
-    """Return arrays that read the samples of a map-style dataset when they are needed.
-
-    Those of an iterable one are read once, in its order, into files.
-    """
-    if not _has_items(source):
-        return _read(source, name, on_disk=True)
+    """Return arrays that read the samples of a map-style dataset when they are needed."""
     if not len(source):
         raise DataError(f"{name} has no samples. Correct the arguments of the dataset")
     forms = _find_forms(next(_read_seeded(source, name, None, [0])), name)
