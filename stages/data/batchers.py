@@ -1,6 +1,7 @@
 """Batchers, which combine samples to the batch that a model receives."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -111,7 +112,7 @@ class NormalizeBatcher:
         return Batch(self._normalize_tree(batch.inputs), targets)
 
     def _normalize_tree(self, inputs: Tree) -> Tree:
-        if isinstance(inputs, Tensor):
+        if isinstance(inputs, Tensor) and not self._parts:
             return inputs.long() if self._is_identity else self._normalize(inputs)
         if isinstance(inputs, Views):
             return Views(map(self._normalize_tree, inputs))
@@ -324,8 +325,10 @@ class PadBatcher:
         if isinstance(items, Samples):
             stored, targets = items.inputs, items.targets
         else:
-            is_pair = not isinstance(items[0], Tensor)
+            is_pair = not isinstance(items[0], Tensor | Mapping)
             inputs, *answers = zip(*items, strict=True) if is_pair else (items,)
+            if isinstance(inputs[0], Mapping):
+                raise _no_sequence("a dict")
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
             if answers:
                 targets = self._stack_targets([torch.as_tensor(answer) for answer in answers[0]])
@@ -347,10 +350,7 @@ class PadBatcher:
         Raises `BuilderError` if the inputs are not sequences.
         """
         if not isinstance(inputs, Tensor) or inputs.ndim < 2:
-            raise BuilderError(
-                "the batcher 'pad' takes sequences, (T,) or (T, F); found inputs of one number. Set "
-                "fit.batcher to normalize"
-            )
+            raise _no_sequence("one number" if isinstance(inputs, Tensor) else "several arrays")
         is_element = (
             (inputs != self.pad_value).flatten(2).any(2) if inputs.ndim > 2 else inputs != self.pad_value
         )
@@ -361,6 +361,13 @@ class PadBatcher:
         if targets[0].ndim == 1 and not targets[0].is_floating_point():
             return pad_sequence(targets, batch_first=True, padding_value=self.target_pad)
         return torch.stack(targets)
+
+
+def _no_sequence(kind: str) -> BuilderError:
+    return BuilderError(
+        f"the batcher 'pad' takes sequences, (T,) or (T, F); found inputs of {kind}. Set fit.batcher to "
+        "normalize"
+    )
 
 
 def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
@@ -381,11 +388,12 @@ def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
 
 def _read_length(dataset: Any, index: int) -> int:
     seed_sample(0, index)  # a dataset may draw random numbers
-    value = dataset[index][0]
-    try:
-        return len(value)
-    except TypeError:
-        raise BuilderError(
-            f"batches of similar length need sequences as inputs; sample {index} has none: {value!r:.40}. "
-            "Set fit.bucket to false"
-        ) from None
+    sample = dataset[index]
+    value = sample if isinstance(sample, Tensor | Mapping) else sample[0]
+    with suppress(TypeError):
+        if not isinstance(value, Mapping):
+            return len(value)
+    raise BuilderError(
+        f"batches of similar length need sequences as inputs; sample {index} has none: {value!r:.40}. "
+        "Set fit.bucket to false"
+    )

@@ -16,6 +16,7 @@ from stages.data import (
     TensorDataset,
     build_batcher,
 )
+from stages.data.datasets import Samples
 
 ITEMS = [(torch.tensor([2.0]), torch.tensor(0)), (torch.tensor([4.0]), torch.tensor(1))]
 MEAN_3_STD_2 = Normalization(mean=3.0, std=2.0)
@@ -129,3 +130,14 @@ def test_large_means_are_subtracted_without_loss(mean, dtype):
 def test_large_means_need_a_channel_for_each():
     with pytest.raises(BuilderError, match="normalizes 2 channels or columns"):
         NormalizeBatcher([1e6, 1e6], [1.0, 1.0]).batch([(torch.zeros(3), torch.tensor(0))])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [({"b": torch.ones(3, 2)}, "'b', only for a. Pass dicts"), (torch.ones(3, 2), "'inputs', only for a")],
+)
+def test_inputs_without_numbers_are_an_error(inputs, found):
+    batcher = NormalizeBatcher({"a": 1.0}, {"a": 2.0})
+
+    with pytest.raises(BuilderError, match=f"no mean and std for the inputs {found}"):
+        batcher.batch(Samples(inputs))

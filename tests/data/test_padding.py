@@ -105,6 +105,23 @@ def test_batch_is_as_long_as_its_longest_sequence(dataset, bucket):
     assert sorted(found) == list(range(SAMPLES))
 
 
+def test_sequences_without_targets_are_sorted_by_their_length():
+    loader = build(SENTENCES, 8, None, bucket=True)
+
+    longest = [batch.inputs.shape[1] for batch in loader]
+
+    assert longest == [max(sorted(LENGTHS.tolist())[start : start + 8]) for start in range(0, SAMPLES, 8)]
+
+
+@pytest.mark.parametrize(
+    "dataset", [[{"words": row} for row in SENTENCES], TensorDataset({"words": pad_rows()})]
+)
+@pytest.mark.parametrize("bucket", [False, True])
+def test_dict_of_inputs_is_no_sequence(dataset, bucket):
+    with pytest.raises(BuilderError, match="takes sequences, .* found inputs of|need sequences as inputs"):
+        next(iter(build(dataset, bucket=bucket)))
+
+
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_targets_of_padded_tokens_are_ignored(in_memory):
     rows = pad_rows()
