@@ -216,14 +216,11 @@ def random_crop(images: np.ndarray, draws: SampleDraws, config: RandomCrop) -> C
     return Crop(draws.integers(rows + 1), draws.integers(columns + 1), (height, width), config)
 
 
-def horizontal_flip(images: np.ndarray, draws: SampleDraws, config: HorizontalFlip) -> Flip:
-    """Return a reflection of some of *images* from left to right."""
-    return Flip(draws.uniform() < config.p, -1, images.shape[3])
-
-
-def vertical_flip(images: np.ndarray, draws: SampleDraws, config: VerticalFlip) -> Flip:
-    """Return a reflection of some of *images* upside down."""
-    return Flip(draws.uniform() < config.p, -2, images.shape[2])
+def random_flip(
+    images: np.ndarray, draws: SampleDraws, config: HorizontalFlip | VerticalFlip, *, axis: int
+) -> Flip:
+    """Return a reflection of some of *images* along *axis*."""
+    return Flip(draws.uniform() < config.p, axis, images.shape[axis])
 
 
 def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing) -> np.ndarray:
@@ -264,8 +261,8 @@ Operation = Callable[[np.ndarray, SampleDraws, Any], np.ndarray]
 OPERATIONS: Mapping[type, Operation] = {RandomErasing: random_erasing, ColorJitter: color_jitter}
 MOVES: Mapping[type, Callable[[np.ndarray, SampleDraws, Any], Crop | Flip]] = {
     RandomCrop: random_crop,
-    HorizontalFlip: horizontal_flip,
-    VerticalFlip: vertical_flip,
+    HorizontalFlip: partial(random_flip, axis=-1),
+    VerticalFlip: partial(random_flip, axis=-2),
 }
 
 

@@ -349,12 +349,7 @@ def _accept_bare_name(value: Any) -> Any:
 
 
 AugmentationConfig = Annotated[
-    RandomCrop
-    | HorizontalFlip
-    | VerticalFlip
-    | RandomErasing
-    | ColorJitter
-    | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS))],
+    BuiltIn | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS))],
     select_by_kind(AUGMENTATIONS),
     BeforeValidator(_accept_bare_name),
 ]

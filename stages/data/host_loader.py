@@ -139,6 +139,13 @@ class Fetcher:
         return self._draws_samples or draws_inputs or self._draws_batches
 
     def __getitem__(self, place: Place) -> Any:
+        """Return the batch at *place* for another process, or the `DataError` that it raises."""
+        try:
+            return self.fetch(place)
+        except DataError as error:
+            return error
+
+    def fetch(self, place: Place) -> Any:
         """Return the batch at *place*.
 
         Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch,
@@ -195,7 +202,7 @@ class WorkerPool:
         Finalize(self, setattr, (may_exit, "value", True), exitpriority=0)  # multiprocessing ends them next
         self._places = _Places()
         self._loader: TorchDataLoader[Any] = TorchDataLoader(
-            _WorkerFetcher(fetcher),  # type: ignore[arg-type]  # structurally a dataset of batches
+            fetcher,  # type: ignore[arg-type]  # structurally a dataset of batches
             batch_size=None,
             sampler=self._places,
             collate_fn=_identity,
@@ -214,19 +221,6 @@ class WorkerPool:
         """
         self._places.places = places
         return map(_raise_error, iter(self._loader))
-
-
-class _WorkerFetcher:
-    """A fetcher that returns a `DataError` instead of raising it."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    def __getitem__(self, place: Place) -> Any:
-        try:
-            return self._fetcher[place]
-        except DataError as error:
-            return error
 
 
 def _raise_error(batch: Any) -> Any:
@@ -287,11 +281,11 @@ class HostLoader:
         Batches of which the rank has no sample are left out.
         """
         places = self._places(epoch, first)
-        return self._from_workers(places) if self._workers else map(self._fetcher.__getitem__, places)
+        return self._from_workers(places) if self._workers else map(self._fetcher.fetch, places)
 
     def read(self, epoch: int, indices: Sequence[int]) -> Any:
         """Return the batch of the samples at *indices*, made in this process as the first one of *epoch*."""
-        return self._fetcher[epoch, 0, indices, 0]
+        return self._fetcher.fetch((epoch, 0, indices, 0))
 
     def _from_workers(self, places: Iterator[Place]) -> Iterator[Any]:
         """Return the same batches from worker processes, which are kept for the next pass."""

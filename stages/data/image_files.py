@@ -64,9 +64,6 @@ class ImageDecoder:
         self._form = form
         self._pillow = load_extra("PIL.Image", "images", "the data source 'image_folder'")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageDecoder, (self._form,)
-
     def read(self, name: str) -> bytes:
         """Return the content of the file *name*. Raises `UndecodableImageError` if it cannot be read."""
         path = os.path.join(self._form.root, name)  # noqa: PTH118  much faster than pathlib
@@ -116,15 +113,11 @@ class ImageDecoder:
             return image.resize((width, height), resampling)
         return image
 
-    def read_size(self, name: str) -> tuple[int, int]:
-        """Return height and width of the image in the file *name*.
+    def read_size(self, name: str, content: bytes) -> tuple[int, int]:
+        """Return height and width of the image in *content*, of the file *name*.
 
         Raises `UndecodableImageError` if it is not an intact image.
         """
-        return self.size_of(name, self.read(name))
-
-    def size_of(self, name: str, content: bytes) -> tuple[int, int]:
-        """Return height and width of the image in *content*, of the file *name*, as `read_size` does."""
         image = self._open(Path(self._form.root, name), content)
         return image.height, image.width
 

@@ -7,6 +7,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -293,7 +295,19 @@ def _normalize_leaf(column: Column, config: NormalizationConfig, leaves: int) ->
 def _count_leaf(name: str, splits: Mapping[str, Mapping[str, Column]]) -> dict[str, list[int]] | None:
     """Return the number of elements of each class in each split; None for a leaf of numbers."""
     columns = {split: leaves[name] for split, leaves in splits.items()}
-    return None if columns["train"].dtype.kind == "f" else _class_counts(columns)
+    if columns["train"].dtype.kind == "f":
+        return None
+    by_split = {split: _count_classes(column) for split, column in columns.items()}
+    classes = max(map(len, by_split.values()))  # 0 if all are ignored
+    counts = {split: np.pad(numbers, (0, classes - len(numbers))) for split, numbers in by_split.items()}
+    present = np.flatnonzero(counts["train"])
+    if len(present) < 2 and not isinstance(columns["train"].array, Ragged):  # boxes may have one class
+        labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
+        raise DataError(
+            f"the train split must have at least two classes; found {labels}. Add samples of other classes, "
+            "or save float targets for regression"
+        )
+    return {split: numbers.tolist() for split, numbers in counts.items()}
 
 
 def _check_match(split: str, train: Mapping[str, Column], other: Mapping[str, Column]) -> None:
@@ -310,21 +324,6 @@ def _check_match(split: str, train: Mapping[str, Column], other: Mapping[str, Co
                 f"of shape {column.shape[1:]} in train and {other[name].dtype} of shape "
                 f"{other[name].shape[1:]} in {split}. Convert one of them"
             )
-
-
-def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
-    """Return the number of samples of each class in each split, or of elements if each has a class."""
-    by_split = {name: _count_classes(column) for name, column in splits.items()}
-    classes = max(map(len, by_split.values()))  # 0 if all are ignored
-    counts = {name: np.pad(numbers, (0, classes - len(numbers))) for name, numbers in by_split.items()}
-    present = np.flatnonzero(counts["train"])
-    if len(present) < 2 and not isinstance(splits["train"].array, Ragged):  # boxes may have one class
-        labels = f"one class only ({present[0]})" if len(present) else "ignored targets only"
-        raise DataError(
-            f"the train split must have at least two classes; found {labels}. Add samples of other classes, "
-            "or save float targets for regression"
-        )
-    return {name: numbers.tolist() for name, numbers in counts.items()}
 
 
 def _count_classes(column: Column) -> np.ndarray:
@@ -423,11 +422,7 @@ class _Statistics:
 
 def _compute_statistics(inputs: Column) -> _Statistics:
     """Return the statistics of each channel, the second axis of *inputs*, in one pass over the data."""
-    blocks = _read_channels(inputs)
-    statistics = _Statistics.of(next(blocks))
-    for block in blocks:
-        statistics += _Statistics.of(block)
-    return statistics
+    return reduce(add, map(_Statistics.of, _read_channels(inputs)))
 
 
 def _read_channels(inputs: Column) -> Iterator[np.ndarray]:

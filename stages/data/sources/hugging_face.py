@@ -1,7 +1,7 @@
 """The data source ``huggingface``: columns of a dataset of the package ``datasets``."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +25,6 @@ SPLIT_PREFIXES = {"train": "train", "val": "valid", "dev": "valid", "test": "tes
 """Our name of a split by the beginning of its name."""
 BATCH_ROWS = 1000
 """The number of rows that are converted at a time."""
-
-
-@dataclass(frozen=True)
-class ImageOptions:
-    """The form of the images of a column."""
-
-    size: tuple[int, int] | None
-    mode: Literal["rgb", "gray", "mask"]
 
 
 def huggingface(
@@ -67,30 +59,23 @@ def huggingface(
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
     parts = _name_splits(_load(package, path, config, revision), path, splits)
     first = next(iter(parts.values()))
-    answers = () if targets is None else list_names(targets)
-    for argument, chosen in (("inputs", list_names(inputs)), ("targets", answers)):
+    names, answers = list_names(inputs), [] if targets is None else list_names(targets)
+    for argument, chosen in (("inputs", names), ("targets", answers)):
         for name in chosen:
             check_column(list(first.features), argument, name, path)
-    images = ImageOptions(None if size is None else (size[0], size[1]), mode)
-    columns = {
-        name: _Column(package, path, name, list(parts.values())) for name in (*list_names(inputs), *answers)
-    }
-    texts = {name: columns[name].read_texts() for name in list_names(inputs) if columns[name].kind in TEXT}
+    images = ImageFormat(
+        root=path, mode=mode, size=(size[0], size[1]) if size else (1, 1), resize=size is not None
+    )
+    columns = {name: _Column(package, path, name, list(parts.values())) for name in (*names, *answers)}
+    texts = {name: columns[name].read_texts() for name in names if columns[name].kind in TEXT}
     ids, facts = encode_columns(texts, tokenizer, vocabulary_size, max_length, path)
-    arrays = {
-        name: ids[name] if name in ids else columns[name].read_inputs(images) for name in list_names(inputs)
-    }
-    names = () if isinstance(inputs, str) else ids
-    kinds: dict[str, LeafKind] = {f"inputs.{name}": "tokens" for name in names}
-    pictures = next((columns[name] for name in list_names(inputs) if columns[name].kind == IMAGE), None)
-    classes: dict[str, Tree] = {}
-    class_names: dict[str, tuple[str, ...] | None] = {}
-    for name in answers:
-        if columns[name].objects is None:
-            classes[name], class_names[name] = columns[name].read_targets(images)
-        else:
-            resized = (images.size, pictures.read_sizes()) if pictures and images.size else ()
-            classes[name], class_names[name] = columns[name].read_boxes(box_format, *resized)
+    arrays = {name: ids[name] if name in ids else columns[name].read_inputs(images) for name in names}
+    kinds: dict[str, LeafKind] = {}
+    if not isinstance(inputs, str):
+        kinds = {f"inputs.{name}": "tokens" for name in ids}
+    pictures = next((columns[name] for name in names if columns[name].kind == IMAGE), None)
+    pairs = {name: columns[name].read_targets(images, pictures, box_format) for name in answers}
+    classes, class_names = ({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
     if targets is not None and any(class_names.values()):
         facts["class_names"] = pick(class_names, targets)
     labels = np.repeat(list(parts), [len(rows) for rows in parts.values()]) if len(parts) > 1 else None
@@ -177,20 +162,17 @@ class _Column:
         """The column in error messages."""
         return f"{self.path}: the column {self.name!r}"
 
-    def read_inputs(self, images: ImageOptions) -> np.ndarray:
+    def read_inputs(self, images: ImageFormat) -> np.ndarray:
         """Return the values, which are images or numbers."""
         return self.read_images(images) if self.kind == IMAGE else self.read_numbers()
 
-    def read_images(self, options: ImageOptions) -> np.ndarray:
+    def read_images(self, form: ImageFormat) -> np.ndarray:
         """Return the decoded images. Raises `DataError` if one is corrupt or of another size."""
-        form = ImageFormat(
-            root=self.path, mode=options.mode, size=options.size or (1, 1), resize=options.size is not None
-        )
         count = sum(map(len, self.splits))
         pixels = np.empty((count, *form.shape), np.uint8)
         for number, (name, content) in enumerate(self._contents()):
-            if number == 0 and options.size is None:
-                form = form.model_copy(update={"size": ImageDecoder(form).size_of(name, content)})
+            if number == 0 and not form.resize:
+                form = form.model_copy(update={"size": ImageDecoder(form).read_size(name, content)})
                 pixels = np.empty((count, *form.shape), np.uint8)
             put(pixels[number], ImageDecoder(form).decode(name, content))
         return pixels
@@ -198,14 +180,14 @@ class _Column:
     def read_sizes(self) -> list[tuple[int, int]]:
         """Return height and width of each image."""
         decoder = ImageDecoder(ImageFormat(root=self.path, mode="rgb", size=(1, 1), resize=True))
-        return [decoder.size_of(name, content) for name, content in self._contents()]
+        return [decoder.read_size(name, content) for name, content in self._contents()]
 
     def read_boxes(
-        self, box_format: str, size: tuple[int, int] | None = None, sizes: Sequence[tuple[int, int]] = ()
+        self, box_format: str, images: ImageFormat, pictures: "_Column | None"
     ) -> tuple[dict[str, Ragged], tuple[str, ...] | None]:
         """Return the boxes and the classes of objects, as `build_boxes` does, and the names of the classes.
 
-        Raises `DataError` if an object has no class.
+        *images* is the form of the *pictures* with the objects. Raises `DataError` if an object has no class.
         """
         key = next((name for name in CLASS_FIELDS if name in self.objects), None)
         if key is None:
@@ -226,7 +208,8 @@ class _Column:
                 [[x, y, right - x, bottom - y, label] for x, y, right, bottom, label in row] for row in rows
             ]
         names = getattr(_type_of_items(self.objects[key]), "names", None)
-        return build_boxes(rows, size, sizes), names and tuple(names)
+        resized = (images.size, pictures.read_sizes()) if pictures and images.resize else ()
+        return build_boxes(rows, *resized), names and tuple(names)
 
     def read_texts(self) -> list[str]:
         """Return the texts."""
@@ -245,10 +228,14 @@ class _Column:
             )
         return numbers[:, None] if numbers.ndim == 1 else numbers
 
-    def read_targets(self, images: ImageOptions) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Return the classes, the numbers or the masks, and the names of the classes if there are any."""
+    def read_targets(
+        self, images: ImageFormat, pictures: "_Column | None", box_format: str
+    ) -> tuple[Tree, tuple[str, ...] | None]:
+        """Return the boxes, classes, numbers or masks, and the names of the classes if there are any."""
+        if self.objects is not None:
+            return self.read_boxes(box_format, images, pictures)
         if self.kind == IMAGE:
-            return self.read_images(replace(images, mode="mask")), None
+            return self.read_images(images.model_copy(update={"mode": "mask"})), None
         if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()

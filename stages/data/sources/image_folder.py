@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -222,7 +222,7 @@ def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
     size = sum(leaf.nbytes for leaf in files.values())
     is_index = kind == "index" or (kind == "auto" and size > MAX_TENSOR_BYTES)
     facts = dict(arrays.facts)
-    scans = {name: _Scan.of(leaf, is_index=is_index) for name, leaf in files.items()}
+    scans = {name: _Scan(leaf, is_index=is_index) for name, leaf in files.items()}
     for scan in scans.values():
         scan.run(is_skipping="skipped" in facts)
     rows = np.flatnonzero(np.all([scan.is_intact for scan in scans.values()], axis=0))
@@ -246,29 +246,18 @@ def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
     )
 
 
-@dataclass
 class _Scan:
     """One pass over images: what was found in each file."""
 
-    files: ImageFiles
-    pixels: np.ndarray | None
-    sizes: np.ndarray
-    hashes: np.ndarray
-    moments: np.ndarray
-    is_intact: np.ndarray
-
-    @classmethod
-    def of(cls, files: ImageFiles, *, is_index: bool) -> "_Scan":
-        """Return a pass over *files* that has not begun; without an index, it stores the decoded images."""
+    def __init__(self, files: ImageFiles, *, is_index: bool) -> None:
+        """Prepare a pass over *files*; without an index, it stores the decoded images."""
         count, channels = len(files), CHANNELS.get(files.form.mode, 1)
-        return cls(
-            files,
-            None if is_index else np.empty(files.shape, files.dtype),
-            sizes=np.zeros(count, np.int64),
-            hashes=np.zeros((count, 32), np.uint8),
-            moments=np.zeros((4, count, channels), np.int64),
-            is_intact=np.ones(count, bool),
-        )
+        self.files = files
+        self.pixels = None if is_index else np.empty(files.shape, files.dtype)
+        self.sizes = np.zeros(count, np.int64)
+        self.hashes = np.zeros((count, 32), np.uint8)
+        self.moments = np.zeros((4, count, channels), np.int64)
+        self.is_intact = np.ones(count, bool)
 
     def select(self, rows: np.ndarray) -> Any:
         """Return the images at *rows*: decoded, or in their files."""
@@ -286,9 +275,7 @@ class _Scan:
                     if error is None:
                         continue
                     if not is_skipping:
-                        raise DataError(
-                            f"{error}. Correct or remove the file, or set load_data.source.corrupt to skip"
-                        ) from error
+                        raise _corrupt(error) from error
                     log.warning("skipping an image: %s", error)
                     self.is_intact[row] = False
 
@@ -338,16 +325,18 @@ def _sort_labels(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
+def _corrupt(error: UndecodableImageError) -> DataError:
+    return DataError(f"{error}. Correct or remove the file, or set load_data.source.corrupt to skip")
+
+
 def _find_size(decoder: ImageDecoder, names: Sequence[str], corrupt: str) -> tuple[int, int]:
     """Return height and width of the first image that is intact."""
     for name in names:
         try:
-            return decoder.read_size(name)
+            return decoder.read_size(name, decoder.read(name))
         except UndecodableImageError as error:
             if corrupt != "skip":
-                raise DataError(
-                    f"{error}. Correct or remove the file, or set load_data.source.corrupt to skip"
-                ) from error
+                raise _corrupt(error) from error
     raise DataError("no image can be decoded. Correct load_data.source.path")
 
 

@@ -1,9 +1,10 @@
 """The data source ``table``: the columns of a CSV, Parquet or Arrow file as features and a target."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -76,7 +77,7 @@ def table(
     columns = _select(file.schema.names, {*targets, *extra.values(), *hidden}, features, path)
     chosen = [_Feature(name, _is_match(name, categorical)) for name in columns]
     _set_types(file, chosen, targets, task)
-    scan = _Scan(file, chosen, targets, extra, missing, task)
+    scan = _Scan(file, chosen, {name: [] for name in targets}, extra, missing, task, file.path)
     is_kept = scan.run()
     encoder = _Encoder(chosen, encoding, fill, uses_means=missing == "mean")
     rows = _store(file, encoder, is_kept)
@@ -94,7 +95,7 @@ def table(
     if any(classes.values()):
         facts["class_names"] = pick(classes, target)
     names = (f"{path}: features", f"{path}: {target}" if isinstance(target, str) else path)
-    groups, splits = scan.labels("group"), scan.labels("split")
+    groups, splits = scan.join_labels("group"), scan.join_labels("split")
     return Arrays(rows, pick(values, target), names, facts, groups=groups, splits=splits)
 
 
@@ -188,49 +189,46 @@ def join_features(columns: Iterable[tuple[np.ndarray, int]], shape: tuple[int, i
     return block
 
 
+@dataclass
 class _Scan:
     """The first pass over a table: it checks all values, and finds categories, means and targets."""
 
-    def __init__(
-        self,
-        file: TableParts,
-        features: list[_Feature],
-        targets: Sequence[str],
-        extra: Mapping[str, str],
-        missing: Missing,
-        task: Task | None,
-    ) -> None:
-        self._file = file
-        self._path = file.path
-        self._features = features
-        self._extra = extra
-        self._missing = missing
-        self._task = task
-        self._targets: dict[str, list[Any]] = {name: [] for name in targets}
-        self._labels: dict[str, list[np.ndarray]] = {name: [] for name in extra}
-        self._counts: Counter[str] = Counter()
+    file: TableParts
+    features: list[_Feature]
+    targets: dict[str, list[Any]]
+    """The values of each target in each batch."""
+    extra: Mapping[str, str]
+    """The columns of the ``split`` and the ``group``, if there are any."""
+    missing: Missing
+    task: Task | None
+    path: Path
+    """The file that is read, or the table."""
+    labels: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
+    """The values of the columns in *extra* in each batch."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of samples of each split of the files."""
 
     def run(self) -> np.ndarray:
         """Read the table, and return whether each row is a sample. Raises `DataError` for a wrong value."""
-        names = [feature.name for feature in self._features]
-        columns = [*names, *self._targets, *self._extra.values()]
+        names = [feature.name for feature in self.features]
+        columns = [*names, *self.targets, *self.extra.values()]
         masks = []
-        for part in self._file.parts:
-            self._path, start = part.file.path, 0
+        for part in self.file.parts:
+            self.path, start = part.file.path, 0
             for batch in part.file.batches(columns, _batch_rows(len(columns))):
                 masks.append(self._check(batch, start))
                 start += batch.num_rows
-                self._counts[part.split] += int(np.count_nonzero(masks[-1]))
-        for feature in self._features:
+                self.counts[part.split] += int(np.count_nonzero(masks[-1]))
+        for feature in self.features:
             feature.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
         return np.concatenate(masks) if masks else np.zeros(0, bool)
 
-    def labels(self, name: str) -> np.ndarray | None:
+    def join_labels(self, name: str) -> np.ndarray | None:
         """Return the ``split`` or the ``group`` of each sample; None if no column and no file has it."""
-        if self._labels.get(name):
-            return np.concatenate(self._labels[name])
-        if name == "split" and len(self._counts) > 1:
-            return np.repeat(list(self._counts), list(self._counts.values()))
+        if self.labels.get(name):
+            return np.concatenate(self.labels[name])
+        if name == "split" and len(self.counts) > 1:
+            return np.repeat(list(self.counts), list(self.counts.values()))
         return None
 
     def read_target(self, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
@@ -244,7 +242,7 @@ class _Scan:
             names = tuple(sorted(column.unique().to_pylist()))
             codes = load_arrow(".compute").index_in(column, value_set=arrow.array(names, column.type))
             return codes.to_numpy().astype(np.int64), names
-        is_float = arrow.types.is_floating(column.type) or self._task == "regression"
+        is_float = arrow.types.is_floating(column.type) or self.task == "regression"
         values = column.to_numpy().astype(np.float64 if is_float else np.int64, copy=False)
         del column
         arrow.default_memory_pool().release_unused()
@@ -252,36 +250,36 @@ class _Scan:
 
     def _join_target(self, name: str) -> Any:
         arrow = load_arrow()
-        targets, self._targets[name] = self._targets[name], []
+        targets, self.targets[name] = self.targets[name], []
         try:
             return arrow.chunked_array(targets) if targets else arrow.chunked_array([[]], "float64")
         except (arrow.ArrowException, TypeError) as error:
             types = ", ".join({str(part.type): None for part in targets})
             raise DataError(
-                f"{self._file.path}: the column {name!r} has the types {types} in its files. Write "
+                f"{self.file.path}: the column {name!r} has the types {types} in its files. Write "
                 "files with the same types"
             ) from error
 
     def _check(self, batch: Any, start: int) -> np.ndarray:
-        ends = len(self._features), len(self._features) + len(self._targets)
+        ends = len(self.features), len(self.features) + len(self.targets)
         columns = batch.columns[: ends[0]]
-        targets = dict(zip(self._targets, batch.columns[ends[0] : ends[1]], strict=True))
+        targets = dict(zip(self.targets, batch.columns[ends[0] : ends[1]], strict=True))
         is_missing = np.zeros(batch.num_rows, bool)
-        for feature, column in zip(self._features, columns, strict=True):
+        for feature, column in zip(self.features, columns, strict=True):
             is_missing |= self._check_feature(feature, column, start)
         for name, target in targets.items():
             is_absent = _find_missing(target)
-            if is_absent.any() and self._missing != "drop":
+            if is_absent.any() and self.missing != "drop":
                 self._refuse(name, start + int(is_absent.argmax()), "a missing target", "drop")
             is_missing |= is_absent
-        is_sample = ~is_missing if self._missing == "drop" else np.ones(batch.num_rows, bool)
-        for name, column in zip(self._extra, batch.columns[ends[1] :], strict=True):
-            self._labels[name].append(self._read_labels(name, column, start)[is_sample])
+        is_sample = ~is_missing if self.missing == "drop" else np.ones(batch.num_rows, bool)
+        for name, column in zip(self.extra, batch.columns[ends[1] :], strict=True):
+            self.labels[name].append(self._read_labels(name, column, start)[is_sample])
         for name, target in targets.items():
             decoded = decode(target).filter(load_arrow().array(is_sample))
             is_decimal = load_arrow().types.is_decimal(decoded.type)
-            self._targets[name].append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
-        for feature, column in zip(self._features, columns, strict=True):
+            self.targets[name].append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
+        for feature, column in zip(self.features, columns, strict=True):
             if feature.is_categorical:
                 self._add_categories(feature, decode(column).filter(load_arrow().array(is_sample)))
         return is_sample
@@ -290,7 +288,7 @@ class _Scan:
         is_absent = _find_missing(column)
         if is_absent.any():
             raise DataError(
-                f"{self._path}: column {self._extra[name]!r}, the {name} of each row, has a missing value in "
+                f"{self.path}: column {self.extra[name]!r}, the {name} of each row, has a missing value in "
                 f"row {start + int(is_absent.argmax())}, counted from 0. Correct it"
             )
         return np.array([str(label) for label in decode(column).to_pylist()])
@@ -298,7 +296,7 @@ class _Scan:
     def _check_feature(self, feature: _Feature, column: Any, start: int) -> np.ndarray:
         """Return whether each value is missing, and add the others to the mean."""
         is_missing = _find_missing(column)
-        if is_missing.any() and self._missing == "error":
+        if is_missing.any() and self.missing == "error":
             self._refuse(
                 feature.name, start + int(is_missing.argmax()), "a missing value", "drop, mean or constant"
             )
@@ -309,7 +307,7 @@ class _Scan:
             if not np.isfinite(values).all():
                 row = start + int(np.flatnonzero(~is_missing)[(~np.isfinite(values)).argmax()])
                 raise DataError(
-                    f"{self._path}: column {feature.name!r} must have finite float32 numbers; "
+                    f"{self.path}: column {feature.name!r} must have finite float32 numbers; "
                     f"found another in row {row}, counted from 0. Correct the row, or leave the column "
                     "out of load_data.source.features"
                 )
@@ -328,7 +326,7 @@ class _Scan:
         if len(wrong):
             row = start + int(np.flatnonzero(~is_missing)[wrong[0]])
             raise DataError(
-                f"{self._path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, "
+                f"{self.path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, "
                 f"counted from 0, which float32 rounds to {int(values[wrong[0]])}. Subtract an offset, write "
                 "the column as floats to accept the rounding, or leave it out of load_data.source.features"
             )
@@ -339,13 +337,13 @@ class _Scan:
         feature.categories += [value for value in dict.fromkeys(values) if value not in categories]
         if len(feature.categories) > MAX_CATEGORIES:
             raise DataError(
-                f"{self._path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
+                f"{self.path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
                 "Leave it out of load_data.source.features"
             )
 
     def _refuse(self, name: str, row: int, problem: str, rules: str) -> None:
         raise DataError(
-            f"{self._path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
+            f"{self.path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
             f"set load_data.source.missing to {rules}"
         )
 
