@@ -150,11 +150,10 @@ class DataLoaderBuilder:
         Raises `BuilderError` if built-in augmentation cannot change its inputs, or if they have no length for
         `bucket`.
         """
-        order = Order(len(dataset), self._batch_size, self._seed, self._limit)
+        options = self._batch_size, self._seed, self._limit
+        order = Order(len(dataset), *options)
         if self._is_bucketed:
-            order = BucketOrder(
-                measure_lengths(dataset, self._batcher), self._batch_size, self._seed, self._limit
-            )
+            order = BucketOrder(measure_lengths(dataset, self._batcher), *options)
         augmenter = None
         if self._augmentations or self._views > 1:
             kinds = getattr(dataset, "kinds", None)

@@ -325,18 +325,17 @@ def divide_groups(
         shares |= {f"fold {number}": share for number in range(1, fold.count + 1)}
     else:
         shares = {"train": 1.0 - sum(fractions.values()), **fractions}
-    chosen = _choose_splits([members[group] for group in visited], targets, list(shares.values()))
+    splits = np.empty(len(members), np.int64)
+    splits[visited] = _choose_splits([members[group] for group in visited], targets, list(shares.values()))
     parts = {}
     for place, name in enumerate(shares):
-        members_of_split = [
-            members[group] for group, split in zip(visited, chosen, strict=True) if split == place
-        ]
-        if not members_of_split:
+        rows = np.flatnonzero(splits[codes] == place)
+        if not len(rows):
             raise DataError(
                 f"{len(members)} groups cannot be divided by load_data.test_fraction and valid_fraction, or "
                 f"folds: the {name} split would be empty. Add groups, or change these params"
             )
-        parts[name] = generator.permutation(np.sort(np.concatenate(members_of_split)))
+        parts[name] = generator.permutation(rows)
     if isinstance(fold, Fold):
         parts["valid"] = parts.pop(f"fold {fold.index}")
         others = [parts.pop(name) for name in shares if name.startswith("fold ") and name in parts]

@@ -178,25 +178,23 @@ def read_info(path: Path) -> DatasetInfo:
 
 def _select_columns(split: Columns) -> dict[str, Column]:
     """Return the tensors of a split file by name: those of an index for a leaf in files."""
-    tensors: dict[str, Column] = {}
-    first = next(iter(split.leaves.values()))
-    if isinstance(first.array, LazyRows):
-        rows = np.arange(len(first)) if first.rows is None else first.rows.astype(np.int64)
-        arrays: dict[str, np.ndarray] = {"rows": rows, "hashes": first.array.samples.hashes[rows]}
-        return {key: Column(array, array.dtype) for key, array in arrays.items()}
+    tensors: dict[str, Any] = {}
     for name, column in split.leaves.items():
-        if isinstance(column.array, ImageFiles):
-            chosen = column.array if column.rows is None else column.array.select(column.rows)
-            prefix = prefix_of(name)
-            arrays = {f"{prefix}{key}": array for key, array in chosen.to_arrays().items()}
-        elif isinstance(column.array, Ragged):
+        array = column.array
+        if isinstance(array, LazyRows):
+            rows = np.arange(len(column)) if column.rows is None else column.rows.astype(np.int64)
+            tensors |= {"rows": rows, "hashes": array.samples.hashes[rows]}
+        elif isinstance(array, ImageFiles):
+            chosen, prefix = array if column.rows is None else array.select(column.rows), prefix_of(name)
+            tensors |= {f"{prefix}{key}": values for key, values in chosen.to_arrays().items()}
+        elif isinstance(array, Ragged):
             ragged = column.to_ragged()
-            arrays = {name: ragged.values, f"{name}{ENDS}": ragged.ends}
+            tensors |= {name: ragged.values, f"{name}{ENDS}": ragged.ends}
         else:
             tensors[name] = column
-            continue
-        tensors |= {key: Column(array, array.dtype) for key, array in arrays.items()}
-    return tensors
+    return {
+        key: part if isinstance(part, Column) else Column(part, part.dtype) for key, part in tensors.items()
+    }
 
 
 def prefix_of(name: str) -> str:

@@ -55,9 +55,7 @@ def map_npy(path: Path, key: str) -> np.ndarray:
             shape, is_fortran, dtype = _read_npy_header(file, str(path))
             check_type(dtype, str(path))
             offset, limit = file.tell(), path.stat().st_size - file.tell()
-        size = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or size > limit:
-            raise DataError(_describe_size(str(path), shape, size, f"at most {limit}"))
+        _check_size(str(path), shape, dtype, limit)
         array = map_array(path, offset, shape[::-1] if is_fortran else shape, dtype)
         return array.T if is_fortran else array
     except OSError as error:
@@ -138,9 +136,7 @@ def _read_array(
     file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], dtype: np.dtype[Any], *, limit: int, name: str
 ) -> np.ndarray:
     """Return an array of *shape* read from the rest of *file*, which has *limit* bytes at most."""
-    size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or size > limit:
-        raise DataError(_describe_size(name, shape, size, f"at most {limit}"))
+    size = _check_size(name, shape, dtype, limit)
     try:
         content = np.empty(size, np.uint8)
     except MemoryError as error:
@@ -154,6 +150,14 @@ def _read_array(
     if position < size:
         raise DataError(_describe_size(name, shape, size, str(position)))
     return content.view(dtype).reshape(shape)
+
+
+def _check_size(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], limit: int) -> int:
+    """Return the bytes of an array. Raises `DataError` if they are more than *limit*."""
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > limit:
+        raise DataError(_describe_size(name, shape, size, f"at most {limit}"))
+    return size
 
 
 def _describe_size(name: str, shape: tuple[int, ...], size: int, found: str) -> str:
