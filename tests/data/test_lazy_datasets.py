@@ -265,6 +265,26 @@ def test_memory_of_load_data_is_bounded_if_an_iterable_dataset_is_stored(tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
 
 
+@pytest.mark.long  # test_memory_of_load_data_is_bounded_if_an_iterable_dataset_is_stored
+def test_two_gigabytes_of_an_iterable_dataset_are_trained_in_bounded_memory(tmp_path, monkeypatch):
+    """The pages of a mapped split are not memory of the process: the system drops them if it needs others."""
+    monkeypatch.chdir(tmp_path)
+    source = stream("Photos", count=8192) | {"lazy": True}
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    peak, anonymous = read_memory("VmRSS"), read_memory("RssAnon")
+
+    load(tmp_path, source)
+    assert read_memory("VmHWM") - peak < 100 * 2**20
+    artifacts = train(
+        tmp_path, f"{__name__}:Pooled", num_epochs=1, batch_size=16, metrics=["loss", "accuracy"]
+    )
+
+    assert read_memory("RssAnon") - anonymous < 256 * 2**20
+    assert json.loads((artifacts / "metrics.json").read_text())["valid"]["Accuracy"] == 100
+    assert (tmp_path / "data/train.safetensors").stat().st_size > 1.4 * 2**30
+    rmtree(tmp_path / "data")
+
+
 def nested(count=12):
     """Return samples that are a dict of inputs and a tuple of targets."""
     rows = [({"a": torch.full((2,), float(row)), "b": row % 3}, (row % 2, row / 2)) for row in range(count)]
