@@ -84,9 +84,8 @@ def make_project(directory: Path, template: str) -> tuple[list[str], str | None,
     name *template*, if one of its files already exists, or if a package in *directory* has the name of one
     of ours.
     """
-    collision = find_collision(directory)
-    if collision:
-        raise ParamsError(str(collision))
+    if collision := find_collision(directory):
+        raise ParamsError(collision)
     bin_folder = environment_bin()
     texts = project_files(find_installation(versions.find_this_package()), bin_folder, template=template)
     plot = texts.pop(PLOT)
