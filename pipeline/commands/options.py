@@ -23,6 +23,16 @@ def flag(name: str, purpose: str, *short: str) -> Any:
     return typer.Option(name, *short, help=purpose, show_default="off", metavar=no_type)
 
 
+def option(purpose: str, default: str | bool = True, **settings: Any) -> Any:  # noqa: FBT001, FBT002  a text, or the value
+    """Return an option with *purpose* as its help, which also shows *default*."""
+    return typer.Option(help=purpose, show_default=default, **settings)
+
+
+def argument(purpose: str, default: str | bool = True, **settings: Any) -> Any:  # noqa: FBT001, FBT002  as above
+    """Return an argument with *purpose* as its help, which also shows *default*."""
+    return typer.Argument(help=purpose, show_default=default, **settings)
+
+
 AsJson = Annotated[bool, flag("--json", "Print one envelope of JSON instead of text, also for an error.")]
 
 Quiet = Annotated[bool, flag("--quiet", "Write nothing to standard output.", "-q")]

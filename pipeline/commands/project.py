@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag
+from pipeline.commands.options import argument, flag, option
 from pipeline.commands.results import (
     Checked,
     NewProject,
@@ -58,10 +56,7 @@ def check(
     schedule = list(describe_schedule(params, read_paths()["dataset"]))
     for line in [*fixed, *schedule]:
         print_text(line)
-    mistakes = [
-        *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
-        *find_missing_data(params),
-    ]
+    mistakes = [*find_late_mistakes(params, read_yaml(PARAMS), read_definition()), *find_missing_data(params)]
     if not no_import:
         if parts := list_imported_parts(params):
             print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
@@ -116,19 +111,15 @@ def versions() -> Versions:
 def init(
     directory: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "Folder of the project, created if missing; `.` for this one.",
+            "print the templates",
             metavar="[DIR]",
-            help="Folder of the project, created if missing; `.` for this one.",
-            show_default="print the templates",
         ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Model and data to begin with; `learner init` prints the names.",
-            show_default="minimal",
-        ),
+        option("Model and data to begin with; `learner init` prints the names.", "minimal", metavar="NAME"),
     ] = None,
 ) -> NewProject | dict[str, str]:
     """Create a project for your own model and data, and commit it.
@@ -168,10 +159,10 @@ def status(
     *,
     why: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Print each file, param and version that makes this stage out of date, and nothing else.",
+            "all stages",
             metavar="STAGE",
-            help="Print each file, param and version that makes this stage out of date, and nothing else.",
-            show_default="all stages",
         ),
     ] = None,
 ) -> Status | StageReasons:

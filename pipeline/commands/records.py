@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag, report_unwritable
+from pipeline.commands.options import argument, flag, option, report_unwritable
 from pipeline.commands.results import FileProblem, RecordContent, RecordDifferences, Written
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
@@ -22,7 +22,6 @@ from stages.records.tools.listing import Entry, describe, escape, list_entries, 
 
 if TYPE_CHECKING:
     from rich.tree import Tree as TreeView
-    from torch.nn import Module
 
     from stages.learner import Start
     from stages.records.formats import Format
@@ -41,18 +40,18 @@ NO_NAMES_NOTE = (
 )
 Limit = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "The largest number of bytes of content to read.",
+        "the larger of 64 MiB and 100 times the file's size",
         min=1,
         metavar="BYTES",
-        help="The largest number of bytes of content to read.",
-        show_default="the larger of 64 MiB and 100 times the file's size",
     ),
 ]
 
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A record in any format, or a .pt or .pth file.")],
+    file: Annotated[Path, argument("A record in any format, or a .pt or .pth file.")],
     *,
     constants: Annotated[bool, flag("--all", "Also print constants, which are nil.")] = False,
     limit: Limit = None,
@@ -81,7 +80,7 @@ def show(
 
 @app.command()
 def verify(
-    paths: Annotated[list[Path], typer.Argument(help="Records, or directories with records or checkpoints.")],
+    paths: Annotated[list[Path], argument("Records, or directories with records or checkpoints.")],
     *,
     limit: Limit = None,
 ) -> list[FileProblem]:
@@ -105,31 +104,26 @@ def verify(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="The record to read.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    source: Annotated[Path, argument("The record to read.", metavar="IN")],
+    target: Annotated[Path, argument("The file to write.", metavar="OUT")],
     *,
     recorder: Annotated[
-        str | None,
-        typer.Option(
-            help="The format of OUT, for example named_mpk or burnpack.", show_default="by its suffix"
-        ),
+        str | None, option("The format of OUT, for example named_mpk or burnpack.", "by its suffix")
     ] = None,
     precision: Annotated[
-        Literal["full", "half", "double"] | None,
-        typer.Option(help="The precision of floats and integers.", show_default="unchanged"),
+        Literal["full", "half", "double"] | None, option("The precision of floats and integers.", "unchanged")
     ] = None,
     layout: Annotated[
         Layout | None,
-        typer.Option(
-            help="Whose names and axes a .safetensors file OUT has: torch transposes each Linear of Burn.",
-            show_default="that of IN, if no axes can differ",
+        option(
+            "Whose names and axes a .safetensors file OUT has: torch transposes each Linear of Burn.",
+            "that of IN, if no axes can differ",
         ),
     ] = None,
     learner: Annotated[
         Path | None,
-        typer.Option(
-            help="A directory with learner.json: the model of a .bin file, or of which the layout changes.",
-            show_default="none",
+        option(
+            "A directory with learner.json: the model of a .bin file, or of which the layout changes.", "none"
         ),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace OUT if it exists.")] = False,
@@ -169,16 +163,15 @@ def convert(
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A record in any format.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The record to compare it with.")],
+    first: Annotated[Path, argument("A record in any format.", metavar="A")],
+    second: Annotated[Path, argument("The record to compare it with.", metavar="B")],
     *,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="The largest absolute difference of values that count as equal.")
+        float, option("The largest absolute difference of values that count as equal.", min=0)
     ] = 0.0,
     ids: Annotated[bool, flag("--ids", "Also compare the ids of parameters.")] = False,
     learner: Annotated[
-        Path | None,
-        typer.Option(help="A directory with learner.json, if A or B is a .bin file.", show_default="none"),
+        Path | None, option("A directory with learner.json, if A or B is a .bin file.", "none")
     ] = None,
     limit: Limit = None,
 ) -> RecordDifferences:
@@ -226,7 +219,7 @@ def _translate(
             f"OUT would have the names and axes of {NAMES[after]}, and {source} {stated}. Set --learner to a "
             "directory with the learner.json of the model, which has both"
         )
-    model = _build_model(learner)
+    model = _build_start(learner)[0]
     state = load_into(model, record.item, source=str(source), layout=before).state
     return state_record(state) if after == "torch" else Record(strip_type_hints(record_of(model, state)))
 
@@ -247,13 +240,7 @@ def example_of(directory: Path) -> "Tree":
     """Return the record of the learner in *directory*, as an example of a file without names."""
     from stages.records import from_plain, record_of, to_plain
 
-    return from_plain(to_plain(record_of(_build_model(directory))), str(directory))
-
-
-def _build_model(directory: Path) -> "Module":
-    """Return the model of the learner in *directory*."""
-    model: Module = _build_start(directory)[0]
-    return model
+    return from_plain(to_plain(record_of(_build_start(directory)[0])), str(directory))
 
 
 def _build_start(directory: Path) -> "Start":

@@ -9,21 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag
+from pipeline.commands.options import argument, flag, option
 from pipeline.commands.results import FileProblem, RemovedRuns, RunDetails, RunInfo
 from pipeline.project.paths import runs_root
 from stages.contracts.deliveries import can_be_sent
 from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
-from stages.runs.file_names import (
-    CHECKPOINT_FOLDER,
-    STEP_FOLDER,
-    TRAINER,
-    list_epochs,
-    stem_of,
-    trainer_name,
-)
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, TRAINER, list_epochs, stem_of, trainer_name
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE, TELEMETRY_FOLDER, list_logger_folders, lock_of
 from stages.runs.manifest import LogLedger, find_damage, read_finished
@@ -40,8 +33,8 @@ app = typer.Typer(
 )
 KEY_HELP = "Key of the run, or the beginning of the key."
 RESUMABLE = (State.INTERRUPTED, State.DEAD)
-LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
-AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
+LastRun = Annotated[str | None, argument(KEY_HELP, "the latest run", metavar="[KEY]")]
+AllRuns = Annotated[str | None, argument(KEY_HELP, "all runs", metavar="[KEY]")]
 
 
 def describe_run(run: Run) -> str:
@@ -96,11 +89,8 @@ def show(key: LastRun = None) -> RunDetails:
 @app.command()
 def prune(
     *,
-    keep: Annotated[int, typer.Option(min=0, help="Number of finished run stores to keep, the newest.")] = 3,
-    unfinished: Annotated[
-        bool,
-        flag("--all", "Also remove interrupted runs, after a question."),
-    ] = False,
+    keep: Annotated[int, option("Number of finished run stores to keep, the newest.", min=0)] = 3,
+    unfinished: Annotated[bool, flag("--all", "Also remove interrupted runs, after a question.")] = False,
     yes: Annotated[bool, flag("--yes", "Remove interrupted runs without a question.")] = False,
 ) -> RemovedRuns:
     """Remove finished run stores, except for the newest.
