@@ -18,13 +18,7 @@ from pipeline.comparison.runs import (
     select_metrics,
     sort_runs,
 )
-from stages.contracts.text import (
-    format_duration,
-    format_rounded,
-    number,
-    parse_number,
-    replace_unprintable,
-)
+from stages.contracts.text import format_duration, format_rounded, number, parse_number, replace_unprintable
 
 ABSENT = "-"
 Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
@@ -61,13 +55,7 @@ def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
         *chosen,
         TableColumn("epochs", "epochs", lambda run: run.epochs, str),
         TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
-        TableColumn(
-            "cached",
-            "cached",
-            lambda run: run.cached,
-            _yes_or_no,
-            numeric=False,
-        ),
+        TableColumn("cached", "cached", lambda run: run.cached, _yes_or_no, numeric=False),
     ]
 
 

@@ -16,7 +16,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.check import find_data_files
-from pipeline.project.dependencies import find_missing_deps, find_modules
+from pipeline.project.dependencies import find_modules, list_missing_deps
 from pipeline.project.git import list_tracked_files, try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
@@ -29,8 +29,6 @@ from stages.contracts.text import join_names
 from stages.runs.verification import Verdict, find_records, verify_path
 
 MAX_LISTED_FILES = 5
-MAX_LISTED_OUTPUTS = 3
-"""Number of files that a message names."""
 
 
 def check_project() -> Iterator[Diagnostic]:
@@ -38,10 +36,10 @@ def check_project() -> Iterator[Diagnostic]:
 
     Raises `ParamsError` if params.yaml is not valid.
     """
-    for line in find_missing_deps(read_params()):
-        message, _, entry = line.partition("; add to its deps:")
-        stage = message.rpartition(" rerun ")[2]
-        yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:{entry}")
+    for stage, paths in list_missing_deps(read_params()).items():
+        for path in paths:
+            message = f"dvc.yaml: an edit of {path} would not rerun {stage}"
+            yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:\n      - {path}")
     for line in find_stale_versions():
         message, _, remedy = line.removeprefix("versions.yaml: ").partition(". ")
         yield problem("versions", message, remedy)
@@ -202,9 +200,8 @@ def _remove_damaged(path: Path, md5: str) -> None:
 
 
 def _describe_lacking(paths: list[Path]) -> Diagnostic:
-    names = ", ".join(os.path.relpath(path) for path in paths[:MAX_LISTED_OUTPUTS])
-    more = ", …" if len(paths) > MAX_LISTED_OUTPUTS else ""
-    message = f"DVC's cache lacks {len(paths)} recorded files: {names}{more}"
+    names = join_names(map(os.path.relpath, paths), MAX_LISTED_FILES)
+    message = f"DVC's cache lacks {len(paths)} recorded files: {names}"
     return warning("outputs", message, "dvc pull, or `dvc commit --force` if the workspace has them")
 
 

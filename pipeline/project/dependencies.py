@@ -37,13 +37,12 @@ from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
 from pipeline.project.snapshot import list_paths, read_ignore_rules, resolve_stages
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import add_deps, read_definition
+from pipeline.project.yaml_files import DEFINITION, add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder, TorchDatasets
 from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
 
-DEFINITION = Path("dvc.yaml")
 MAX_FILES = 5
 """Files in a folder of data after which the folder is reported instead."""
 SECTIONS_BY_STAGE = {
@@ -66,7 +65,7 @@ def find_missing_deps(params: Params) -> list[str]:
     """Return a line for each file that a stage depends on and that its deps lack."""
     return [
         f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
-        for stage, paths in _list_missing_deps(params).items()
+        for stage, paths in list_missing_deps(params).items()
         for path in paths
     ]
 
@@ -76,14 +75,14 @@ def fix_deps(params: Params) -> Iterator[str]:
 
     Raises `ParamsError`, and writes nothing, if the deps of a stage are in a form that cannot be edited.
     """
-    missing = _list_missing_deps(params)
+    missing = list_missing_deps(params)
     if missing:
         write_text(DEFINITION, add_deps(DEFINITION.read_bytes().decode(), missing))
     for stage, files in missing.items():
         yield from (f"{DEFINITION}: added {file} to the deps of {stage}" for file in files)
 
 
-def _list_missing_deps(params: Params) -> Deps:
+def list_missing_deps(params: Params) -> Deps:
     """Return the files that each stage depends on and that its deps lack."""
     noted = _read_notes()
     missing = {

@@ -51,9 +51,10 @@ VARIABLES_OF_A_REPOSITORY = (
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
 )
-"""What ``git rev-parse --local-env-vars`` lists, without `SETTINGS_OF_A_CALL`."""
-SETTINGS_OF_A_CALL = ("GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS")
-"""Variables with settings such as safe.directory, which git itself passes on to its calls for a submodule."""
+"""What ``git rev-parse --local-env-vars`` lists, except for settings such as safe.directory.
+
+Git itself passes those, GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, on to its calls for a submodule.
+"""
 MAX_LISTED_FILES = 3
 
 

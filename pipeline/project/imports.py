@@ -6,11 +6,14 @@ A module of a project is a file below its folder that is neither installed nor p
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
+Part = TypeVar("Part")
 OUR_PACKAGES = ("stages", "pipeline")
 INSTALLED = ("site-packages", "dist-packages", "node_modules")
 METADATA = (".egg-info", ".dist-info")
@@ -46,7 +49,7 @@ def find_imports(files: Iterable[Path], *, certain: bool = False) -> set[Path]:
         path = waiting.pop()
         imported = {
             module
-            for entry in read_imports(path)
+            for entry in read_source(path, _parse_imports)
             if entry.is_certain or not certain
             for module in _resolve(entry, path, folders)
         }
@@ -96,16 +99,16 @@ def has_code(path: Path) -> bool:
         return False
 
 
-def read_imports(path: Path) -> list[Import]:
-    """Return the imports in the file *path*, except for those that only a type checker executes."""
-    try:
-        return _parse_imports(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return []
+def read_source(path: Path, parse: Callable[[bytes], list[Part]]) -> list[Part]:
+    """Return what *parse* returns for the module *path*; nothing if it cannot be read or parsed."""
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        return parse(path.read_bytes())
+    return []
 
 
 @lru_cache(maxsize=256)
 def _parse_imports(source: bytes) -> list[Import]:
+    """Return the imports in *source*, except for those that only a type checker executes."""
     return list(_read_statements(ast.parse(source).body, is_certain=True))
 
 

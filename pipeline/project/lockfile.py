@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
         )
     else:
         try:
-            content = _load(text)
+            content = load_yaml(text)
             problem = next(_problems(content), "")
         except YAMLError as error:
             problem = f"it is not valid YAML: {error}"
@@ -88,10 +87,7 @@ def is_truncated(path: Path) -> bool:
 
 def is_truncated_content(encoded: bytes) -> bool:
     """Return whether *encoded*, the content of a file, is the beginning of a dvc.lock."""
-    try:
-        text = encoded.decode("utf-8")
-    except UnicodeDecodeError:
-        return encoded.startswith(HEAD.encode())
+    text = encoded.decode("utf-8", "surrogateescape")  # a character that is cut is not valid YAML
     if not text.strip("\0 \n") or HEAD.startswith(text):  # DVC writes no dvc.lock without stages
         return True
     if _CONFLICT.search(text) or not text.startswith(HEAD):
@@ -99,16 +95,10 @@ def is_truncated_content(encoded: bytes) -> bool:
     if "\0" in text:
         return True
     try:
-        content = _load(text)
+        content = load_yaml(text)
     except YAMLError:
         return True
     return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
-
-
-@lru_cache(maxsize=1024)
-def _load(text: str) -> Any:
-    """Return the content of *text*, which a stage checks several times, and which runs may have in common."""
-    return load_yaml(text)
 
 
 def _last(content: Any) -> Any:

@@ -49,10 +49,7 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     registered_metric = import_module("stages.learner.metering").RegisteredMetric
     build = import_module("stages.metrics.registry").build_metric
     built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
-    metrics = {
-        Split.TRAIN: built,
-        Split.VALID: [metric for metric in built if not metric.options.train_only],
-    }
+    metrics = {Split.TRAIN: built, Split.VALID: [metric for metric in built if not metric.options.train_only]}
     model = plugins.find("model", params.build_learner.model.kind, MODELS)
     model = model if isinstance(model, type) else None  # it may be built by a function
     tests: list[tuple[str, Callable[[], object]]] = [

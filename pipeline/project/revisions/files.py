@@ -206,7 +206,7 @@ class RevisionFiles:
     def read_tracked(self, name: str) -> Mapping[str, Any]:
         """Return the content of the YAML file *name*, one of `TRACKED`; empty if it is missing."""
         text = self._text(name)
-        content = {} if text is None else _parse_tracked(text, name)
+        content = {} if text is None else parse_yaml(text, name)
         return content if isinstance(content, dict) else {}
 
     def read(self, path: Path) -> str | None:
@@ -289,12 +289,6 @@ def _read_workspace(cache: LocalCache) -> RevisionFiles:
     except OSError as error:
         raise ParamsError(f"{error.filename} cannot be read: {error.strerror}. Make it readable") from error
     return RevisionFiles(tracked, cache)
-
-
-@lru_cache(maxsize=16)
-def _parse_tracked(text: str, name: str) -> Any:
-    """Return the content of the YAML file *name*, which runs often have in common."""
-    return parse_yaml(text, name)
 
 
 @lru_cache(maxsize=16)
