@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -26,7 +27,7 @@ from pipeline.project.lockfile import (
 from pipeline.project.paths import find_above, runs_root
 from pipeline.project.revisions.dvc_checks import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
-from stages.runs.overview import Run, State
+from stages.runs.overview import State
 from stages.runs.overview import runs as all_runs
 from stages.system.file_lock import is_locked
 from stages.system.files import write_text
@@ -226,13 +227,9 @@ def check_run_stores() -> Iterator[Diagnostic]:
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
     resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.DEAD)]
     more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
-    yield ok("runs", f"{_count_states(stores)}{more}")
-
-
-def _count_states(stores: Iterable[Run]) -> str:
-    states = [run.state.value for run in stores]
-    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return ", ".join(counts) or "no run store"
+    counts = Counter(run.state.value for run in stores)
+    listed = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no run store"
+    yield ok("runs", f"{listed}{more}")
 
 
 def check_cache() -> Iterator[Diagnostic]:
