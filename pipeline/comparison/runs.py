@@ -137,12 +137,11 @@ class Comparison:
 
         Its variance is the sum of both variances. None if one of both is not the mean of several runs.
         """
-        curves = [each.metrics.get(metric) for each in (run, self.baseline)]
-        deviations = [curve.deviation for curve in curves if curve is not None]
         delta = self.delta(run, metric)
-        if run is self.baseline or delta is None or None in deviations:
+        if run is self.baseline or delta is None:
             return None
-        return abs(delta) > math.hypot(*(deviation for deviation in deviations if deviation is not None))
+        first, second = (each.metrics[metric].deviation for each in (run, self.baseline))
+        return None if first is None or second is None else abs(delta) > math.hypot(first, second)
 
 
 def param_key(value: Any) -> str:

@@ -105,8 +105,8 @@ def comparison_values(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) 
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
     return {
-        "first": comparison.runs[0].name if runs else None,
-        "baseline": comparison.baseline.name if runs else None,
+        "first": comparison.runs[0].name,
+        "baseline": comparison.baseline.name,
         "differing": list(comparison.differing),
         "runs": runs,
     }
