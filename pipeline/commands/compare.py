@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pipeline.commands.options import AsJson, argument, flag, option, report_unwritable
 from pipeline.commands.results import ComparedRuns, Written
-from stages.contracts.errors import ParamsError
+from pipeline.engine.signals import SignalReceived
+from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.contracts.printing import print_error, print_line, print_text
+from stages.contracts.text import format_megabytes
+from stages.system.files import write_text
 
 if TYPE_CHECKING:
     from pipeline.comparison.runs import ViewOptions
@@ -67,7 +70,6 @@ def compare(
     from pipeline.comparison.runs import ViewOptions, average_repeats
     from pipeline.comparison.tables import comparison_values, csv_table, markdown_table, text_table
     from pipeline.project.revisions.files import read_runs
-    from stages.contracts.text import format_megabytes
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
@@ -90,7 +92,6 @@ def compare(
         result = ComparedRuns(**comparison_values(shown, view))
     if html is not None:
         from pipeline.comparison.page import build_page
-        from stages.system.files import write_text
 
         with report_unwritable(html):
             write_text(html, build_page(shown, PlotReader(revisions), view))
@@ -137,8 +138,6 @@ def _serve_page(revs: Sequence[str], view: "ViewOptions", port: int, *, show: bo
     """Serve the page until a signal arrives. A mistake in the arguments ends the command before that."""
     from pipeline.comparison.page import build_watched_page
     from pipeline.comparison.watch import Watcher, build_server
-    from pipeline.engine.signals import SignalReceived
-    from stages.contracts.errors import RunInterruptedError
 
     watcher = Watcher(revs or None, view)
     build_watched_page(watcher.read())

@@ -13,6 +13,7 @@ import typer
 
 from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError
+from stages.system.files import is_part_of
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
 
@@ -107,8 +108,6 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
 
 def _is_written_for(failed: Path, path: Path) -> bool:
     """Return whether *failed* is *path*, one of its folders, or a file that `open_atomic` renames to it."""
-    from stages.system.files import is_part_of
-
     return failed in (path, *path.parents) or is_part_of(failed, path)
 
 

@@ -17,8 +17,13 @@ from pipeline.commands.results import (
     Status,
     Versions,
 )
-from stages.contracts.errors import ParamsError
+from pipeline.project.lockfile import is_truncated, read_lockfile
+from pipeline.project.paths import read_paths, runs_root
+from pipeline.project.yaml_files import read_definition, read_yaml
+from stages.contracts.errors import ParamsError, StageError, StageFailedError, closest
 from stages.contracts.printing import print_error, print_line, print_text
+from stages.runs.file_names import list_epochs
+from stages.runs.overview import runs
 
 
 def check(
@@ -46,10 +51,8 @@ def check(
     )
     from pipeline.project.dependencies import find_missing_deps, fix_deps
     from pipeline.project.params import PARAMS, build_params_error, read_params
-    from pipeline.project.paths import read_paths
     from pipeline.project.training_check import describe_schedule
     from pipeline.project.versions import find_stale_versions
-    from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
     fixed = list(fix_deps(params) if fix else ())
@@ -181,7 +184,6 @@ def status(
 def explain_stage(name: str) -> list[str]:
     """Return each reason for which the stage *name* is out of date; empty if it is up to date."""
     from pipeline.engine.reproduce import explain_stage as list_reasons
-    from stages.contracts.errors import closest
 
     names = list(_read_files().get("stages") or {})
     if name not in names:
@@ -197,7 +199,6 @@ def _open_repository() -> Iterator[Any]:
     from dvc.repo import Repo
 
     from pipeline.project.revisions.dvc_checks import apply_checks, check_places
-    from stages.contracts.errors import StageError, StageFailedError
 
     apply_checks()
     try:
@@ -219,10 +220,7 @@ def print_status() -> Status:
     """Print a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
     from pipeline.commands.runs import describe_run, to_info
     from pipeline.project.check import is_custom
-    from pipeline.project.paths import read_paths, runs_root
     from pipeline.project.versions import VERSIONS
-    from stages.runs.file_names import list_epochs
-    from stages.runs.overview import runs
 
     definition = _read_files()
     with _open_repository() as repo:
@@ -254,10 +252,7 @@ def _read_files() -> dict[str, Any]:
 
     Raises `StageError` if it cannot.
     """
-    from pipeline.project.lockfile import is_truncated, read_lockfile
     from pipeline.project.params import PARAMS
-    from pipeline.project.yaml_files import read_definition, read_yaml
-    from stages.contracts.errors import StageError
 
     lockfile = Path("dvc.lock")
     if is_truncated(lockfile):

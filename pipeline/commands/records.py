@@ -72,10 +72,9 @@ def show(
     else:
         record = Record(None, read_metadata(file, form, limit=limit))
     entry = list_entries(record.item) if form is None or form.has_names else None
-    summary = summarize(file, form.name if form else "torch", record, entry)
-    print_record(summary, entry, constants=constants)
-    entries = None if entry is None else to_rows(entry, constants=constants)
-    return RecordContent(**summary, entries=entries)
+    content = summarize(file, form.name if form else "torch", record, entry, constants=constants)
+    print_record(content, entry, constants=constants)
+    return content
 
 
 @app.command()
@@ -284,34 +283,32 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
         raise RecordError(f"{target} exists. Add --force to replace it")
 
 
-def summarize(file: Path, form: str, record: "Record", entry: Entry | None) -> dict[str, Any]:
-    """Return the metadata and, if *entry* lists the item, the sums of the record in *file*."""
-    summary: dict[str, Any] = {
-        "file": str(file),
-        "format": form,
-        "size": file.stat().st_size,
-        "metadata": vars(record.metadata) if record.metadata else None,
-        "extra": record.extra,
-    }
+def summarize(
+    file: Path, form: str, record: "Record", entry: Entry | None, *, constants: bool
+) -> RecordContent:
+    """Return the metadata of the record in *file*, and what *entry* lists; with *constants*, also nil."""
+    metadata = vars(record.metadata) if record.metadata else None
+    head = (str(file), form, file.stat().st_size, metadata, record.extra)
     if entry is None:
-        return summary
+        return RecordContent(*head, None)
     sums = totals(entry)
-    return summary | {"tensors": sums.tensors, "parameters": sums.parameters, "bytes": sums.nbytes}
+    rows = to_rows(entry, constants=constants)
+    return RecordContent(*head, rows, sums.tensors, sums.parameters, sums.nbytes)
 
 
-def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
-    """Print *summary*, a result of `summarize`, and the entries below *entry*; with *constants*, also nil."""
-    print_line(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
-    if metadata := summary["metadata"]:
+def print_record(content: RecordContent, entry: Entry | None, *, constants: bool) -> None:
+    """Print *content*, and the entries below *entry*; with *constants*, also nil."""
+    print_line(escape(f"{content.file}: {content.format}, {content.size:,} bytes"))
+    if metadata := content.metadata:
         types = f"floats {metadata['float']}, integers {metadata['int']}"
         print_line(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
-    for key, text in (summary["extra"] or {}).items():
+    for key, text in (content.extra or {}).items():
         print_line(escape(f"{key}: {text}"[:200]))
     if entry is None:
         print_text(NO_NAMES_NOTE)
         return
-    counts = f"{summary['tensors']:,} tensors, {summary['parameters']:,} parameters"
-    print_text(f"{counts}, {summary['bytes']:,} bytes of tensors\n")
+    counts = f"{content.tensors:,} tensors, {content.parameters:,} parameters"
+    print_text(f"{counts}, {content.bytes:,} bytes of tensors\n")
     if not entry.branch:
         print_line(_line(entry))
     elif sys.stdout.isatty():

@@ -10,9 +10,13 @@ import typer
 from pipeline.commands.envelope import EventRenderer
 from pipeline.commands.options import Quiet, SetParams, Verbose, argument, flag, option, set_verbosity
 from pipeline.commands.results import Resumed, StageOutcomes
+from pipeline.engine.error_reports import describe_user_error
+from pipeline.project.paths import is_copy
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import ParamsError, StageError, UserCodeError
 from stages.contracts.events import Renderers
 from stages.contracts.printing import print_error, print_line
+from stages.system.processes import is_alive
 
 Events = Annotated[
     bool,
@@ -143,7 +147,6 @@ def run_stages(
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
     from pipeline.project.check import check_stages
-    from pipeline.project.yaml_files import read_definition
     from stages.renderers.plain import read_renderer_name
 
     check_stages(read_definition())
@@ -229,8 +232,6 @@ def _run_with_lock(name: str) -> None:
     from pipeline.engine.process_tree import ancestors_up_to_dvc, find_dvc, is_dvc_stage, terminate_with
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows.prefect_api import run_stage_of_dvc
-    from pipeline.project.paths import is_copy
-    from stages.system.processes import is_alive
 
     waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
     dvc = find_dvc(waiting)
@@ -250,8 +251,6 @@ def _run_with_lock(name: str) -> None:
 
                 restore_outputs(name)
             if isinstance(error, SystemExit):  # with code 0, DVC would record the restored outputs
-                from pipeline.engine.error_reports import describe_user_error
-
                 raise UserCodeError(f"{name}: {describe_user_error(error)}") from error
             raise
 

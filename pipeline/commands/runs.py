@@ -1,10 +1,10 @@
 """The commands of ``learner runs``: list, inspect, verify and remove run stores."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from stages.contracts.deliveries import can_be_sent
 from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
+from stages.records.limits import TRAINER_LIMIT
 from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, TRAINER, list_epochs, stem_of, trainer_name
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE, TELEMETRY_FOLDER, list_logger_folders, lock_of
@@ -69,14 +70,14 @@ def show(key: LastRun = None) -> RunDetails:
     from pipeline.engine.stage_run import read_key_entries
 
     run = _find_run(key)
-    now: Mapping[str, Any] | None = None
+    current: str | None = None
+    changed: list[str] | None = None
     reason = ""
     try:
         now = read_key_entries()
+        current, changed = run_key(now), differences(run.entries, now)
     except StageError as error:
         reason = str(error)
-    changed = None if now is None else differences(run.entries, now)
-    current = None if now is None else run_key(now)
     print_line(describe_run(run))
     print_line(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
@@ -254,7 +255,6 @@ def _describe_checkpoint(run: Run) -> str:
 def _read_positions(directory: Path) -> Iterator[tuple[int, bool, int]]:
     """Yield epoch, split (True for validation) and batch of each readable checkpoint in *directory*."""
     from stages.records.formats import read
-    from stages.records.limits import TRAINER_LIMIT
 
     for number in list_epochs(directory):
         with suppress(RecordError, OSError, LookupError, TypeError, ValueError):

@@ -10,8 +10,12 @@ import typer
 
 from pipeline.commands.options import argument, option, report_unwritable
 from pipeline.commands.results import LearningRate, MetricValues, SampleFile, Summary, SummaryRow, Written
+from pipeline.project.paths import read_paths
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.history import Split
 from stages.contracts.printing import print_line, print_text
+from stages.contracts.text import number
+from stages.system.files import open_atomic, write_text
 
 if TYPE_CHECKING:
     from pipeline.project.params import Params
@@ -43,7 +47,6 @@ def evaluate(
     """
     from pipeline.project.check import read_spec
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
     from stages import data, inference, learner, metrics, records
     from stages.learner import from_params
 
@@ -126,11 +129,9 @@ def data(
     """
     from pipeline.project.check import list_values
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
     from stages.data import read
     from stages.data.sample_sheet import read_samples
     from stages.learner.from_params import build_loader
-    from stages.system.files import open_atomic
 
     params = read_params()
     fit, prepared = params.fit, read(read_paths()["data"], (split,), allowed=list_values(params.load_data))
@@ -169,9 +170,6 @@ def lr_find(
     Example: learner lr-find --min 1e-6 --max 1 --steps 200
     """
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
-    from stages.contracts.text import number
-    from stages.system.files import write_text
 
     with report_unwritable(output):
         curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
@@ -210,7 +208,6 @@ def measure_curve(
 def _draw(curve: "learner.LearningRateCurve") -> None:
     from rich.console import Console
 
-    from stages.contracts.history import Split
     from stages.renderers.chart import draw_chart
 
     points = {Split.TRAIN: list(enumerate(curve.running_mean))}
@@ -325,7 +322,6 @@ def publish(
 
     Example: learner publish published --rev exp-name
     """
-    from pipeline.project.paths import read_paths
     from stages.inference import publish_model
 
     artifacts = read_paths()["artifacts"]
