@@ -195,18 +195,11 @@ def _check_owner(runs: Path) -> None:
     project = runs.parent.stat()
     owners = {os.geteuid(), project.st_uid}
     shared = project.st_gid if project.st_mode & stat.S_ISGID else None
-    for path, about in _list_state(runs):
-        if about.st_uid not in owners and about.st_gid != shared:
-            raise StageError(
-                f"{path} belongs to user {about.st_uid}, neither to you nor to the owner of this folder. Run "
-                "in your own clone, or remove it"
-            )
-
-
-def _list_state(runs: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    yield runs, runs.lstat()
-    if runs.is_dir():
-        with os.scandir(runs) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
-                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+    for path in (runs, *runs.glob("*")):
+        with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
+            about = path.lstat()
+            if about.st_uid not in owners and about.st_gid != shared:
+                raise StageError(
+                    f"{path} belongs to user {about.st_uid}, neither to you nor to the owner of this folder. "
+                    "Run in your own clone, or remove it"
+                )

@@ -20,6 +20,8 @@ METADATA = (".egg-info", ".dist-info")
 """Endings of the names of folders that describe an installed package."""
 PACKAGE = "__init__.py"
 """The module of a package. One without a statement changes nothing, and need not be in deps."""
+FALSE_IN_IMPORTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
+"""Conditions that are false in a module that is imported."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
 
 
@@ -114,7 +116,7 @@ def _parse_imports(source: bytes) -> list[Import]:
 
 def _read_statements(body: list[ast.stmt], *, is_certain: bool) -> Iterator[Import]:
     for statement in body:
-        if isinstance(statement, ast.If) and _is_not_imported(statement.test):
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in FALSE_IN_IMPORTS:
             yield from _read_statements(statement.orelse, is_certain=is_certain)
         elif isinstance(statement, ast.Try | ast.With | ast.ClassDef):
             yield from _read_statements(statement.body, is_certain=is_certain)
@@ -125,11 +127,6 @@ def _read_statements(body: list[ast.stmt], *, is_certain: bool) -> Iterator[Impo
         else:
             is_direct = isinstance(statement, ast.Import | ast.ImportFrom | ast.Expr | ast.Assign)
             yield from _read_nodes(statement, is_certain=is_certain and is_direct)
-
-
-def _is_not_imported(test: ast.expr) -> bool:
-    """Return whether *test* is false in a module that is imported."""
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
 
 
 def _read_nodes(statement: ast.stmt, *, is_certain: bool) -> Iterator[Import]:
