@@ -215,8 +215,7 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
 
 def _direction(comparison: Comparison, metric: str | None) -> str | None:
     curves = (run.metrics.get(metric or "") for run in comparison.runs)
-    better = next((curve.better for curve in curves if curve is not None), None)
-    return None if better is None else better.value
+    return next((curve.better for curve in curves if curve is not None), None)
 
 
 def _scale(values: Iterable[Any]) -> str:

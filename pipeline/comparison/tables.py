@@ -231,7 +231,7 @@ def _json_metric(curve: MetricCurve, delta: float | None, exceeds: bool | None) 
         "last": curve.last,
         "best": curve.best,
         "best_epoch": curve.best_epoch,
-        "better": curve.better.value if curve.better else None,
+        "better": curve.better,
         "delta": delta,
         "series": {str(epoch): value for epoch, value in curve.series.items()},
     }

@@ -20,12 +20,12 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
+from pipeline.project.check import run_program
 from pipeline.project.params import read_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, read_paths, runs_root
 from stages.contracts.text import format_megabytes
 from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
-from stages.system.processes import program_command
 
 PATCH_MODULES = (
     "pipeline.engine.dvc_patches",
@@ -55,8 +55,9 @@ def check_patches(timeout_seconds: float) -> Iterator[Diagnostic]:
 
     The names are looked up in another process, because that imports all three packages.
     """
-    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
-    if done is None:
+    try:
+        done = run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
+    except subprocess.TimeoutExpired:
         message = f"replaced private names: not checked within {timeout_seconds:g} seconds"
         yield warning("patches", message, RETRY)
         return
@@ -70,24 +71,6 @@ def check_patches(timeout_seconds: float) -> Iterator[Diagnostic]:
         yield problem("patches", message, remedy)
     if not result["problems"]:
         yield ok("patches", f"replaced private names: {result['count']}, all as expected")
-
-
-def _run_program(
-    program: str, *arguments: str, timeout_seconds: float
-) -> subprocess.CompletedProcess[str] | None:
-    """Run the Python *program* in another process; return None after *timeout_seconds*."""
-    command = program_command(program, *arguments)
-    try:
-        return subprocess.run(  # noqa: S603  programs of this module
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
-        )
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -219,8 +202,9 @@ def check_remotes(timeout_seconds: float) -> Iterator[Diagnostic]:
 
 def _check_remote(name: str, url: str, *, timeout_seconds: float) -> Diagnostic:
     subject = f"remote {name}"
-    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
-    if done is None:
+    try:
+        done = run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
+    except subprocess.TimeoutExpired:
         message = f"{url} did not answer within {timeout_seconds:g} seconds"
         return problem(subject, message, REMOTE_REMEDY)
     try:

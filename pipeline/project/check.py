@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -121,13 +120,12 @@ def find_late_mistakes(
         for key in _list_tracked(entry)
         if key and "${" not in key and look_up(content, key) is ABSENT
     ]
-    tests = [params.save_model.check_packages]
     model = parse_paths(definition, "dvc.yaml").get("model")
     if model is not None:
-        tests.insert(0, partial(params.save_model.check_suffix, model))
+        lines.append(describe_mistake(params.save_model.check_suffix, model))
+    lines.append(describe_mistake(params.save_model.check_packages))
     return [
-        *lines,
-        *filter(None, map(describe_mistake, tests)),
+        *filter(None, lines),
         *_find_untracked_params(content, definition),
         *_find_missing_test_entries(params, definition),
         *_find_rules_without_validation(params),
@@ -365,14 +363,7 @@ def find_plugin_mistakes(params: Params) -> list[str]:
         return []
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
-        done = subprocess.run(  # noqa: S603  no shell
-            program_command(PROGRAM, str(result)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_program(PROGRAM, str(result))
         entries = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     mistakes = [f"{where}: {mistake}" for where, mistake in entries if mistake]
     if entries[-1:] == [END]:
@@ -380,6 +371,21 @@ def find_plugin_mistakes(params: Params) -> list[str]:
     where = entries[-1][0] if entries else "the parts"
     last = done.stderr.strip().rpartition("\n")[2]
     return [*mistakes, f"{where}: the import ended its process with exit code {done.returncode}: {last}"]
+
+
+def run_program(
+    program: str, *arguments: str, timeout_seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the Python *program* in another process. Raises `subprocess.TimeoutExpired`."""
+    return subprocess.run(  # noqa: S603  no shell
+        program_command(program, *arguments),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,  # a question for a password gets no answer
+    )
 
 
 def list_imported_parts(params: Params) -> list[str]:
@@ -407,7 +413,7 @@ def main(result: str) -> None:
                 note(where, mistake)
         for name in _list_special_devices(params):
             find_device = resolve_name("stages.devices.compute_settings:find_device")
-            note("fit.device", describe_mistake(partial(find_device, name)))
+            note("fit.device", describe_mistake(find_device, name))
         note(*END)
 
 
