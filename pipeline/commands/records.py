@@ -4,7 +4,7 @@ A record is printed as a tree on a terminal, and as plain lines in a pipe.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,8 +21,6 @@ from stages.records.record_tree import Layout
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
-    from rich.tree import Tree as TreeView
-
     from stages.learner import Start
     from stages.records.formats import Format
     from stages.records.record_tree import Record, Tree
@@ -313,13 +311,16 @@ def print_record(content: RecordContent, entry: Entry | None, *, constants: bool
         print_line(_line(entry))
     elif sys.stdout.isatty():
         from rich.console import Console
+        from rich.text import Text
         from rich.tree import Tree as TreeView
 
-        view = TreeView("item")
-        _draw(entry, view, constants=constants)
-        Console().print(view)
+        branches = [TreeView("item")]
+        for depth, child in _list_below(entry, 0, constants=constants):
+            branches[depth + 1 :] = [branches[depth].add(Text(_line(child)))]
+        Console().print(branches[0])
     else:
-        _print_below(entry, 0, constants=constants)
+        for depth, child in _list_below(entry, 0, constants=constants):
+            print_line("  " * depth + _line(child))
 
 
 def print_differences(differences: "Sequence[Difference]") -> None:
@@ -338,23 +339,14 @@ def difference_row(one: "Difference") -> dict[str, Any]:
     return {key: value for key, value in vars(one).items() if value is not None and value != ""}
 
 
-def _children(entry: Entry, *, constants: bool) -> list[Entry]:
-    return [child for child in entry.children if constants or not child.constant]
+def _list_below(entry: Entry, depth: int, *, constants: bool) -> Iterator[tuple[int, Entry]]:
+    """Yield the entries below *entry* with their depth; with *constants*, also nil."""
+    for child in entry.children:
+        if constants or not child.constant:
+            yield depth, child
+            yield from _list_below(child, depth + 1, constants=constants)
 
 
 def _line(entry: Entry) -> str:
     words = (escape(entry.name), describe(entry), f"id {escape(entry.id)}" if entry.id else "")
     return "  ".join(filter(None, words))
-
-
-def _draw(entry: Entry, branch: "TreeView", *, constants: bool) -> None:
-    from rich.text import Text
-
-    for child in _children(entry, constants=constants):
-        _draw(child, branch.add(Text(_line(child))), constants=constants)
-
-
-def _print_below(entry: Entry, depth: int, *, constants: bool) -> None:
-    for child in _children(entry, constants=constants):
-        print_line("  " * depth + _line(child))
-        _print_below(child, depth + 1, constants=constants)

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pipeline.project.git import find_top
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
-from pipeline.project.snapshot import ABSENT, list_params, list_paths, look_up, resolve_stages
+from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
 from pipeline.project.training_check import are_metrics_known, describe_mistake, find_metric_mistakes
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
@@ -160,7 +160,7 @@ def _find_untracked_params(content: Mapping[str, Any], definition: Mapping[str, 
 
 def _list_tracked(entry: Mapping[str, Any]) -> list[str]:
     """Return the keys of params.yaml that *entry*, a stage of dvc.yaml, tracks; an empty text for all."""
-    return [key for file, key in list_params(entry) if file == str(PARAMS)]
+    return [key for file, key in list_tracked_params(entry) if file == str(PARAMS)]
 
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> Iterator[str]:

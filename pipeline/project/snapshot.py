@@ -69,16 +69,11 @@ def resolve_stages(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that ``${…}`` can name in a dvc.yaml with *content*: params.yaml and ``vars``."""
-    with suppress(ParamsError):
-        return _merge([read_yaml(Path("params.yaml")), *content.get("vars", [])])
-    return _merge(content.get("vars", []))
-
-
-def _merge(parts: list[Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for part in parts:
-        read = read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
-        values |= read
+    with suppress(ParamsError):
+        values |= read_yaml(Path("params.yaml"))
+    for part in content.get("vars", []):
+        values |= read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
     return values
 
 
@@ -102,7 +97,7 @@ def look_up(values: Any, key: str) -> Any:
     return values
 
 
-def list_params(stage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def list_tracked_params(stage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield file and key of each param that *stage*, an entry of dvc.yaml, tracks; an empty key for all."""
     for entry in stage.get("params") or []:
         for name, keys in (entry if isinstance(entry, Mapping) else {"params.yaml": [entry]}).items():
@@ -111,7 +106,7 @@ def list_params(stage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _params(stage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each parameter: a key of params.yaml or of another file."""
-    for name, key in list_params(stage):
+    for name, key in list_tracked_params(stage):
         values = _read_params_file(Path(name))
         yield (f"{name}: {key}", look_up(values, key)) if key else (f"{name}:", values)
 
