@@ -17,9 +17,9 @@ from pipeline.commands.results import (
     Status,
     Versions,
 )
-from pipeline.project.lockfile import is_truncated, read_lockfile
+from pipeline.project.lockfile import LOCKFILE, is_truncated, read_lockfile
 from pipeline.project.paths import read_paths, runs_root
-from pipeline.project.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError, StageFailedError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.file_names import list_epochs
@@ -185,9 +185,9 @@ def explain_stage(name: str) -> list[str]:
     """Return each reason for which the stage *name* is out of date; empty if it is up to date."""
     from pipeline.engine.reproduce import explain_stage as list_reasons
 
-    names = list(_read_files().get("stages") or {})
-    if name not in names:
-        raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, names)}")
+    stages = stages_of(_read_files())
+    if name not in stages:
+        raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, stages)}")
     with _open_repository() as repo:
         return list_reasons(repo, name)
 
@@ -225,7 +225,7 @@ def print_status() -> Status:
     definition = _read_files()
     with _open_repository() as repo:
         changed = repo.status()
-    stages = list(definition.get("stages") or {})
+    stages = stages_of(definition)
     names = [
         *(name for name in stages if name not in VERSIONS),
         *(name for name in VERSIONS if name in stages),
@@ -254,13 +254,12 @@ def _read_files() -> dict[str, Any]:
     """
     from pipeline.project.params import PARAMS
 
-    lockfile = Path("dvc.lock")
-    if is_truncated(lockfile):
+    if is_truncated(LOCKFILE):
         raise StageError(
-            f"{lockfile} is truncated, as by a kill or a full disk. `learner run` and `learner doctor --fix` "
+            f"{LOCKFILE} is truncated, as by a kill or a full disk. `learner run` and `learner doctor --fix` "
             "restore it"
         )
-    read_lockfile(lockfile)
+    read_lockfile(LOCKFILE)
     if PARAMS.exists():
         read_yaml(PARAMS)
     return read_definition()

@@ -46,16 +46,16 @@ class TableColumn:
 
 def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
-    chosen = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
-    names = short_names([key for run in comparison.runs for key in run.params])
+    chosen = [TableColumn("run", "run", attrgetter("name"), str, numeric=False, role="run")]
+    names = short_names(comparison.params)
     chosen += [_param_column(key, names[key]) for key in comparison.differing]
     for name in select_metrics(comparison, view.metrics):
         chosen += metric_columns(comparison, name)
     return [
         *chosen,
-        TableColumn("epochs", "epochs", lambda run: run.epochs, str),
-        TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
-        TableColumn("cached", "cached", lambda run: run.cached, _yes_or_no, numeric=False),
+        TableColumn("epochs", "epochs", attrgetter("epochs"), str),
+        TableColumn("time", "seconds", attrgetter("seconds"), format_duration),
+        TableColumn("cached", "cached", attrgetter("cached"), _yes_or_no, numeric=False),
     ]
 
 
@@ -168,8 +168,7 @@ def _yes_or_no(value: bool) -> str:  # noqa: FBT001  a value of a column
     return "yes" if value else "no"
 
 
-def _round(value: float) -> str:
-    return format_rounded(value, 3)
+_round = partial(format_rounded, decimals=3)
 
 
 def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn], list[list[str]]]:

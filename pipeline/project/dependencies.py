@@ -342,23 +342,24 @@ def guard_deps(
     _check_known(stage, declared, used, _read_notes())
     of_loggers = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
     loggers = (of_loggers | find_imports(of_loggers)) - used
-    lazy = find_imports([path for path in used if path.suffix == ".py"]) - used
+    code = {path for path in used if path.suffix == ".py"}
+    lazy = find_imports(code) - used
     guard = DepsGuard(stage, declared, *map(_to_names, (used, lazy, loggers)))
-    named = _find_named_files(stage, params, used | lazy)
+    named = _find_named_files(stage, params, code | lazy)
     with record_reads().recording(body, declared.build_filter(), named):
         yield guard
         guard.check()
 
 
-def _find_named_files(stage: str, params: Params, used: Iterable[Path]) -> dict[str, str]:
-    """Return the files and folders that params of *stage* or its code name, each with the file that does.
+def _find_named_files(stage: str, params: Params, code: Iterable[Path]) -> dict[str, str]:
+    """Return the files and folders that params of *stage* or its *code* name, each with the file that does.
 
     Outputs of the pipeline are left out, because other commands read them at any time.
     """
     section_of = _read_sections(params)
     sections = [section_of[name] for name in SECTIONS_BY_STAGE.get(stage, ())]
     named = {path.absolute(): PARAMS for part in sections for path in _find_named_data(part, certain=False)}
-    named |= find_named_files([path for path in used if path.suffix == ".py"], Path.cwd())
+    named |= find_named_files(code, Path.cwd())
     outputs = [path.absolute() for entry in _read_declared().values() for path in entry.outs]
     return {
         str(path): str(module.absolute())
