@@ -175,21 +175,16 @@ def status(
     """
     if why is None:
         return print_status()
-    reasons = explain_stage(why)
+    from pipeline.engine.reproduce import explain_stage
+
+    stages = stages_of(_read_files())
+    if why not in stages:
+        raise ParamsError(f"dvc.yaml has no stage {why!r}.{closest(why, stages)}")
+    with _open_repository() as repo:
+        reasons = explain_stage(repo, why)
     for line in reasons or [f"{why} is up to date"]:
         print_line(line)
     return StageReasons(why, reasons)
-
-
-def explain_stage(name: str) -> list[str]:
-    """Return each reason for which the stage *name* is out of date; empty if it is up to date."""
-    from pipeline.engine.reproduce import explain_stage as list_reasons
-
-    stages = stages_of(_read_files())
-    if name not in stages:
-        raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, stages)}")
-    with _open_repository() as repo:
-        return list_reasons(repo, name)
 
 
 @contextmanager

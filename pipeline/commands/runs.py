@@ -39,8 +39,22 @@ AllRuns = Annotated[str | None, argument(KEY_HELP, "all runs", metavar="[KEY]")]
 
 
 def describe_run(run: Run) -> str:
-    """Return the line of *run*, with its state and progress."""
-    return f"run {run.key}: {_describe(run)}"
+    """Return the line of *run*: ``run 3f2a: running, pid 123 on host, epoch 3 step 120, 12:31:05``.
+
+    For a run that can be resumed, the newest checkpoint is added.
+    """
+    parts = [_format_state(run)]
+    if run.owner:
+        parts.append(f"pid {run.owner.pid} on {run.owner.host}")
+    if run.state is State.FINISHED:
+        parts.append(f"{run.epochs} epochs")
+    elif run.state is State.RUNNING and not run.has_started:
+        parts.append("starting")
+    elif run.place:
+        parts.append(run.place)
+    if run.state in RESUMABLE:
+        parts.append(_describe_checkpoint(run))
+    return f"run {run.key}: {', '.join([*parts, _format_time(run)])}"
 
 
 @app.command("list")
@@ -221,25 +235,6 @@ def _find_run(key: str | None) -> Run:
     keys = ", ".join(run.key for run in matches or runs)
     count = "more than one" if matches else "no"
     raise ParamsError(f"{count} run in {root} has a key that begins with {key!r}. Use one of {keys}")
-
-
-def _describe(run: Run) -> str:
-    """Return state, process, progress and time: ``running, pid 123 on host, epoch 3 step 120, 12:31:05``.
-
-    For a run that can be resumed, the newest checkpoint is added.
-    """
-    parts = [_format_state(run)]
-    if run.owner:
-        parts.append(f"pid {run.owner.pid} on {run.owner.host}")
-    if run.state is State.FINISHED:
-        parts.append(f"{run.epochs} epochs")
-    elif run.state is State.RUNNING and not run.has_started:
-        parts.append("starting")
-    elif run.place:
-        parts.append(run.place)
-    if run.state in RESUMABLE:
-        parts.append(_describe_checkpoint(run))
-    return ", ".join([*parts, _format_time(run)])
 
 
 def _describe_checkpoint(run: Run) -> str:
