@@ -41,7 +41,7 @@ def main() -> None:
     from pipeline.project.collision import ROOT, find_hidden_stages
 
     if collision := find_hidden_stages():
-        _exit(str(collision), USAGE_ERROR)
+        _exit(collision, USAGE_ERROR)
     sys.path.insert(0, str(ROOT))
     import stages  # noqa: F401  the package beside this one, also if another copy is installed
 

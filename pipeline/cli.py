@@ -98,8 +98,8 @@ def _check_project(command: str | None) -> None:
 
     A command that only reads reports the overrides of a killed run in params.yaml, and others restore it.
     """
-    if command != "doctor" and (collision := find_collision_in_project(Path())):
-        raise ParamsError(str(collision))
+    if collision := find_collision_in_project(Path()):
+        raise ParamsError(collision)
     if command in COMMANDS_WITHOUT_PROJECT:
         return
     from pipeline.project.git import check_delivered_files

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from pipeline.commands.options import AsJson, flag, report_unwritable
+from pipeline.commands.options import AsJson, argument, flag, option, report_unwritable
 from pipeline.commands.results import ComparedRuns, Written
-from stages.contracts.errors import ParamsError
+from pipeline.engine.signals import SignalReceived
+from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.contracts.printing import print_error, print_line, print_text
+from stages.contracts.text import format_megabytes
+from stages.system.files import write_text
 
 if TYPE_CHECKING:
     from pipeline.comparison.runs import ViewOptions
 
 Revs = Annotated[
     list[str],
-    typer.Argument(
+    argument(
+        "Experiments, branches, tags, SHAs, or `workspace`.",
+        "workspace and all experiments on HEAD",
         metavar="[REV]...",
-        help="Experiments, branches, tags, SHAs, or `workspace`.",
-        show_default="workspace and all experiments on HEAD",
     ),
 ]
 
@@ -30,18 +31,14 @@ def compare(
     revs: Revs = [],  # noqa: B006  never changed
     *,
     metric: Annotated[
-        list[str],
-        typer.Option(
-            help="Metric to show, as in Loss or valid/Loss; repeatable.",
-            show_default="all of the valid split",
-        ),
+        list[str], option("Metric to show, as in Loss or valid/Loss; repeatable.", "all of the valid split")
     ] = [],  # noqa: B006  never changed
     sort: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Sort by a metric (best run first), a param, name, epochs, time or committed.",
+            "the order of the runs",
             metavar="KEY",
-            help="Sort by a metric (best run first), a param, name, epochs, time or committed.",
-            show_default="the order of the runs",
         ),
     ] = None,
     reverse: Annotated[bool, flag("--reverse", "Reverse the order of the runs.")] = False,
@@ -49,10 +46,7 @@ def compare(
     as_md: Annotated[bool, flag("--md", "Print a Markdown table.")] = False,
     as_csv: Annotated[bool, flag("--csv", "Print CSV with full precision.")] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a page with all curves that works offline.", show_default="none"
-        ),
+        Path | None, option("Write a page with all curves that works offline.", "none", metavar="FILE")
     ] = None,
     repeats: Annotated[
         bool,
@@ -64,8 +58,7 @@ def compare(
         bool, flag("--watch", "Serve the page on this computer, and update it while runs are at work.")
     ] = False,
     port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Port of the page of --watch.", show_default="a free port"),
+        int | None, option("Port of the page of --watch.", "a free port", min=1, max=65535)
     ] = None,
     show: Annotated[bool, flag("--open", "Open the page of --html or --watch in the browser.")] = False,
 ) -> ComparedRuns | None:
@@ -73,8 +66,10 @@ def compare(
 
     Example: learner compare exp-a exp-b --sort Accuracy --html compare.html
     """
-    from pipeline.comparison.runs import ViewOptions
-    from stages.contracts.text import format_megabytes
+    from pipeline.comparison.collection import PlotReader, summarize
+    from pipeline.comparison.runs import ViewOptions, average_repeats
+    from pipeline.comparison.tables import comparison_values, csv_table, markdown_table, text_table
+    from pipeline.project.revisions.files import read_runs
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
@@ -83,12 +78,23 @@ def compare(
     if watch:
         _serve_page(revs, view, port or 0, show=show)
         return None
+    if len(formats) > 1:
+        raise ParamsError(
+            f"{' and '.join(f'--{form}' for form in formats)} exclude each other. Keep one of them"
+        )
+    revisions = read_runs(revs or None)
+    compared = summarize(revisions)
+    shown = average_repeats(compared) if repeats else compared
     result = None
     if html is None or formats:
-        result = _print_table(revs, view, formats, repeats=repeats)
+        write = {"md": markdown_table, "csv": csv_table}.get("".join(formats), text_table)
+        print_text(write(shown, view), end="")
+        result = ComparedRuns(**comparison_values(shown, view))
     if html is not None:
+        from pipeline.comparison.page import build_page
+
         with report_unwritable(html):
-            _write_page(revs, view, html, repeats=repeats)
+            write_text(html, build_page(shown, PlotReader(revisions), view))
         size = format_megabytes(html.stat().st_size)
         message = f"wrote {html}, {size}. It works offline, without any other file"
         print_line(message, sys.stderr if formats else None)
@@ -98,21 +104,14 @@ def compare(
 
 
 def plot(
-    metric: Annotated[str, typer.Argument(help="Metric: Loss for both splits, valid/Loss for one.")],
+    metric: Annotated[str, argument("Metric: Loss for both splits, valid/Loss for one.")],
     revs: Revs = [],  # noqa: B006  never changed
     *,
     iterations: Annotated[
-        bool,
-        flag("--iterations", "Plot the value of every batch, not of every epoch."),
+        bool, flag("--iterations", "Plot the value of every batch, not of every epoch.")
     ] = False,
-    svg: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write an SVG image.", show_default="draw in the terminal"),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a PNG image.", show_default="draw in the terminal"),
-    ] = None,
+    svg: Annotated[Path | None, option("Write an SVG image.", "draw in the terminal", metavar="FILE")] = None,
+    png: Annotated[Path | None, option("Write a PNG image.", "draw in the terminal", metavar="FILE")] = None,
 ) -> Written:
     """Plot one metric of several runs, in the terminal or as an image.
 
@@ -124,38 +123,6 @@ def plot(
     with report_unwritable(svg, png):
         draw(metric, revs, images, iterations=iterations)
     return Written([str(path) for path in images.values()])
-
-
-def _print_table(
-    revs: Sequence[str], view: "ViewOptions", formats: Sequence[str], *, repeats: bool
-) -> ComparedRuns:
-    """Print the comparison of *revs* in one format, as text if none is named, and return it."""
-    from pipeline.comparison.collection import collect_runs
-    from pipeline.comparison.runs import average_repeats
-    from pipeline.comparison.tables import comparison_values, csv_table, markdown_table, text_table
-
-    if len(formats) > 1:
-        raise ParamsError(
-            f"{' and '.join(f'--{form}' for form in formats)} exclude each other. Keep one of them"
-        )
-    write = {"md": markdown_table, "csv": csv_table}.get("".join(formats), text_table)
-    compared = collect_runs(revs or None)
-    shown = average_repeats(compared) if repeats else compared
-    print_text(write(shown, view), end="")
-    return ComparedRuns(**comparison_values(shown, view))
-
-
-def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path, *, repeats: bool) -> None:
-    from pipeline.comparison.collection import PlotReader, summarize
-    from pipeline.comparison.page import build_page
-    from pipeline.comparison.runs import average_repeats
-    from pipeline.project.revisions.files import read_runs
-    from stages.system.files import write_text
-
-    revisions = read_runs(revs or None)
-    compared = summarize(revisions)
-    page = build_page(average_repeats(compared) if repeats else compared, PlotReader(revisions), view)
-    write_text(path, page)
 
 
 def _check_page_options(outputs: Sequence[str], port: int | None, *, watch: bool, show: bool) -> None:
@@ -171,8 +138,6 @@ def _serve_page(revs: Sequence[str], view: "ViewOptions", port: int, *, show: bo
     """Serve the page until a signal arrives. A mistake in the arguments ends the command before that."""
     from pipeline.comparison.page import build_watched_page
     from pipeline.comparison.watch import Watcher, build_server
-    from pipeline.engine.signals import SignalReceived
-    from stages.contracts.errors import RunInterruptedError
 
     watcher = Watcher(revs or None, view)
     build_watched_page(watcher.read())

@@ -2,21 +2,15 @@
 
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag
+from pipeline.commands.options import flag, option
 from pipeline.commands.results import Diagnosis
-from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pipeline.doctor.diagnostics import Check, Diagnostic
 
 TIMEOUT_SECONDS = 30.0
@@ -46,8 +40,7 @@ def doctor(
         ),
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(help="Seconds after which a server, a remote or a check without an answer is reported."),
+        float, option("Seconds after which a server, a remote or a check without an answer is reported.")
     ] = TIMEOUT_SECONDS,
 ) -> list[Diagnosis]:
     """Check the environment and this project, and print a remedy for each problem.
@@ -63,7 +56,9 @@ def doctor(
     checks = _list_checks(timeout)
     by_check = run_checks(checks, timeout + RESERVE_SECONDS)
     if deep:
-        deep_checks = _list_deep_checks()
+        from pipeline.doctor import project, stale_files
+
+        deep_checks: dict[str, Check] = {"cache": stale_files.check_cache, "outputs": project.check_outputs}
         checks |= deep_checks
         by_check |= run_checks(deep_checks, DEEP_TIMEOUT_SECONDS)
     if fix:
@@ -83,9 +78,7 @@ def doctor(
 
 
 def _list_checks(timeout: float) -> "dict[str, Check]":
-    """Return the checks by name; only that of the package names if it fails, because the others would too."""
-    if list(_check_names()):
-        return {"names": _check_names}
+    """Return the checks by name."""
     try:
         from pipeline.doctor import checkout, environment, project, stale_files
         from pipeline.project.revisions.dvc_checks import apply_checks
@@ -109,22 +102,6 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     }
 
 
-def _check_names() -> "Iterator[Diagnostic]":
-    """Yield a problem if packages in this folder have the name of one of ours."""
-    from pipeline.doctor.diagnostics import problem
-
-    collision = find_collision_in_project(Path())
-    if collision:
-        yield problem("names", collision.problem, collision.remedy)
-
-
-def _list_deep_checks() -> "dict[str, Check]":
-    """Return the checks, by name, that read all files."""
-    from pipeline.doctor import project, stale_files
-
-    return {"cache": stale_files.check_cache, "outputs": project.check_outputs}
-
-
 def _fix_all(
     by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]", timeout: float
 ) -> list[str]:
@@ -136,21 +113,14 @@ def _fix_all(
 
     messages = []
     for name in [*["git"] * MAX_GIT_FIXES, *(check for check in by_check if check != "git")]:
-        if fixed := _apply_fixes(by_check[name]):
-            messages += fixed
+        fixes = [(diagnostic.message, diagnostic.fix) for diagnostic in by_check[name] if diagnostic.fix]
+        for message, fix in fixes:
+            fix()
+            messages.append(message)
+        if fixes:
             seconds = DEEP_TIMEOUT_SECONDS if name in DEEP_CHECKS else timeout + RESERVE_SECONDS
             by_check |= run_checks({name: checks[name]}, seconds)
     return messages
-
-
-def _apply_fixes(diagnostics: "list[Diagnostic]") -> list[str]:
-    """Apply the fixes of *diagnostics*, and return the messages of those that have one."""
-    fixed = []
-    for diagnostic in diagnostics:
-        if diagnostic.fix:
-            diagnostic.fix()
-            fixed.append(diagnostic.message)
-    return fixed
 
 
 def _print(diagnostic: "Diagnostic", width: int) -> None:

@@ -132,10 +132,10 @@ def write_event(output: IO[str], name: str, fields: Any) -> None:
 
 
 class EventRenderer(NoRenderer):
-    """A renderer that writes a line for each event of a run to *output*, by default standard output."""
+    """A renderer that writes a line for each event of a run to standard output."""
 
-    def __init__(self, output: IO[str] | None = None) -> None:
-        self._output = output or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  a descriptor: sys.stdout is replaced
+    def __init__(self) -> None:
+        self._output = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  a descriptor: sys.stdout is replaced
 
     def stage(self, name: str, state: str) -> None:
         """Write that the stage *name* has reached *state*."""

@@ -13,6 +13,7 @@ import typer
 
 from pipeline.engine.error_reports import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError
+from stages.system.files import is_part_of
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
 
@@ -21,6 +22,16 @@ def flag(name: str, purpose: str, *short: str) -> Any:
     """Return the option *name*, a switch that is off by default, with *purpose* as its help."""
     no_type = ""  # typer would print <bool>
     return typer.Option(name, *short, help=purpose, show_default="off", metavar=no_type)
+
+
+def option(purpose: str, default: str | bool = True, **settings: Any) -> Any:  # noqa: FBT001, FBT002  a text, or the value
+    """Return an option with *purpose* as its help, which also shows *default*."""
+    return typer.Option(help=purpose, show_default=default, **settings)
+
+
+def argument(purpose: str, default: str | bool = True, **settings: Any) -> Any:  # noqa: FBT001, FBT002  as above
+    """Return an argument with *purpose* as its help, which also shows *default*."""
+    return typer.Argument(help=purpose, show_default=default, **settings)
 
 
 AsJson = Annotated[bool, flag("--json", "Print one envelope of JSON instead of text, also for an error.")]
@@ -97,8 +108,6 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
 
 def _is_written_for(failed: Path, path: Path) -> bool:
     """Return whether *failed* is *path*, one of its folders, or a file that `open_atomic` renames to it."""
-    from stages.system.files import is_part_of
-
     return failed in (path, *path.parents) or is_part_of(failed, path)
 
 

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag
+from pipeline.commands.options import argument, flag, option
 from pipeline.commands.results import (
     Checked,
     NewProject,
@@ -19,8 +17,13 @@ from pipeline.commands.results import (
     Status,
     Versions,
 )
-from stages.contracts.errors import ParamsError
+from pipeline.project.lockfile import LOCKFILE, is_truncated, read_lockfile
+from pipeline.project.paths import read_paths, runs_root
+from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
+from stages.contracts.errors import ParamsError, StageError, StageFailedError, closest
 from stages.contracts.printing import print_error, print_line, print_text
+from stages.runs.file_names import list_epochs
+from stages.runs.overview import runs
 
 
 def check(
@@ -48,20 +51,15 @@ def check(
     )
     from pipeline.project.dependencies import find_missing_deps, fix_deps
     from pipeline.project.params import PARAMS, build_params_error, read_params
-    from pipeline.project.paths import read_paths
     from pipeline.project.training_check import describe_schedule
     from pipeline.project.versions import find_stale_versions
-    from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
     fixed = list(fix_deps(params) if fix else ())
     schedule = list(describe_schedule(params, read_paths()["dataset"]))
     for line in [*fixed, *schedule]:
         print_text(line)
-    mistakes = [
-        *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
-        *find_missing_data(params),
-    ]
+    mistakes = [*find_late_mistakes(params, read_yaml(PARAMS), read_definition()), *find_missing_data(params)]
     if not no_import:
         if parts := list_imported_parts(params):
             print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
@@ -116,19 +114,15 @@ def versions() -> Versions:
 def init(
     directory: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "Folder of the project, created if missing; `.` for this one.",
+            "print the templates",
             metavar="[DIR]",
-            help="Folder of the project, created if missing; `.` for this one.",
-            show_default="print the templates",
         ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Model and data to begin with; `learner init` prints the names.",
-            show_default="minimal",
-        ),
+        option("Model and data to begin with; `learner init` prints the names.", "minimal", metavar="NAME"),
     ] = None,
 ) -> NewProject | dict[str, str]:
     """Create a project for your own model and data, and commit it.
@@ -168,10 +162,10 @@ def status(
     *,
     why: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Print each file, param and version that makes this stage out of date, and nothing else.",
+            "all stages",
             metavar="STAGE",
-            help="Print each file, param and version that makes this stage out of date, and nothing else.",
-            show_default="all stages",
         ),
     ] = None,
 ) -> Status | StageReasons:
@@ -181,22 +175,16 @@ def status(
     """
     if why is None:
         return print_status()
-    reasons = explain_stage(why)
+    from pipeline.engine.reproduce import explain_stage
+
+    stages = stages_of(_read_files())
+    if why not in stages:
+        raise ParamsError(f"dvc.yaml has no stage {why!r}.{closest(why, stages)}")
+    with _open_repository() as repo:
+        reasons = explain_stage(repo, why)
     for line in reasons or [f"{why} is up to date"]:
         print_line(line)
     return StageReasons(why, reasons)
-
-
-def explain_stage(name: str) -> list[str]:
-    """Return each reason for which the stage *name* is out of date; empty if it is up to date."""
-    from pipeline.engine.reproduce import explain_stage as list_reasons
-    from stages.contracts.errors import closest
-
-    names = list(_read_files().get("stages") or {})
-    if name not in names:
-        raise ParamsError(f"dvc.yaml has no stage {name!r}.{closest(name, names)}")
-    with _open_repository() as repo:
-        return list_reasons(repo, name)
 
 
 @contextmanager
@@ -206,7 +194,6 @@ def _open_repository() -> Iterator[Any]:
     from dvc.repo import Repo
 
     from pipeline.project.revisions.dvc_checks import apply_checks, check_places
-    from stages.contracts.errors import StageError, StageFailedError
 
     apply_checks()
     try:
@@ -228,15 +215,12 @@ def print_status() -> Status:
     """Print a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
     from pipeline.commands.runs import describe_run, to_info
     from pipeline.project.check import is_custom
-    from pipeline.project.paths import read_paths, runs_root
     from pipeline.project.versions import VERSIONS
-    from stages.runs.file_names import list_epochs
-    from stages.runs.overview import runs
 
     definition = _read_files()
     with _open_repository() as repo:
         changed = repo.status()
-    stages = list(definition.get("stages") or {})
+    stages = stages_of(definition)
     names = [
         *(name for name in stages if name not in VERSIONS),
         *(name for name in VERSIONS if name in stages),
@@ -263,18 +247,14 @@ def _read_files() -> dict[str, Any]:
 
     Raises `StageError` if it cannot.
     """
-    from pipeline.project.lockfile import is_truncated, read_lockfile
     from pipeline.project.params import PARAMS
-    from pipeline.project.yaml_files import read_definition, read_yaml
-    from stages.contracts.errors import StageError
 
-    lockfile = Path("dvc.lock")
-    if is_truncated(lockfile):
+    if is_truncated(LOCKFILE):
         raise StageError(
-            f"{lockfile} is truncated, as by a kill or a full disk. `learner run` and `learner doctor --fix` "
+            f"{LOCKFILE} is truncated, as by a kill or a full disk. `learner run` and `learner doctor --fix` "
             "restore it"
         )
-    read_lockfile(lockfile)
+    read_lockfile(LOCKFILE)
     if PARAMS.exists():
         read_yaml(PARAMS)
     return read_definition()

@@ -4,7 +4,7 @@ A record is printed as a tree on a terminal, and as plain lines in a pipe.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag, report_unwritable
+from pipeline.commands.options import argument, flag, option, report_unwritable
 from pipeline.commands.results import FileProblem, RecordContent, RecordDifferences, Written
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
@@ -21,9 +21,6 @@ from stages.records.record_tree import Layout
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
-    from rich.tree import Tree as TreeView
-    from torch.nn import Module
-
     from stages.learner import Start
     from stages.records.formats import Format
     from stages.records.record_tree import Record, Tree
@@ -41,18 +38,18 @@ NO_NAMES_NOTE = (
 )
 Limit = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "The largest number of bytes of content to read.",
+        "the larger of 64 MiB and 100 times the file's size",
         min=1,
         metavar="BYTES",
-        help="The largest number of bytes of content to read.",
-        show_default="the larger of 64 MiB and 100 times the file's size",
     ),
 ]
 
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A record in any format, or a .pt or .pth file.")],
+    file: Annotated[Path, argument("A record in any format, or a .pt or .pth file.")],
     *,
     constants: Annotated[bool, flag("--all", "Also print constants, which are nil.")] = False,
     limit: Limit = None,
@@ -73,15 +70,14 @@ def show(
     else:
         record = Record(None, read_metadata(file, form, limit=limit))
     entry = list_entries(record.item) if form is None or form.has_names else None
-    summary = summarize(file, form.name if form else "torch", record, entry)
-    print_record(summary, entry, constants=constants)
-    entries = None if entry is None else to_rows(entry, constants=constants)
-    return RecordContent(**summary, entries=entries)
+    content = summarize(file, form.name if form else "torch", record, entry, constants=constants)
+    print_record(content, entry, constants=constants)
+    return content
 
 
 @app.command()
 def verify(
-    paths: Annotated[list[Path], typer.Argument(help="Records, or directories with records or checkpoints.")],
+    paths: Annotated[list[Path], argument("Records, or directories with records or checkpoints.")],
     *,
     limit: Limit = None,
 ) -> list[FileProblem]:
@@ -105,31 +101,26 @@ def verify(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="The record to read.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    source: Annotated[Path, argument("The record to read.", metavar="IN")],
+    target: Annotated[Path, argument("The file to write.", metavar="OUT")],
     *,
     recorder: Annotated[
-        str | None,
-        typer.Option(
-            help="The format of OUT, for example named_mpk or burnpack.", show_default="by its suffix"
-        ),
+        str | None, option("The format of OUT, for example named_mpk or burnpack.", "by its suffix")
     ] = None,
     precision: Annotated[
-        Literal["full", "half", "double"] | None,
-        typer.Option(help="The precision of floats and integers.", show_default="unchanged"),
+        Literal["full", "half", "double"] | None, option("The precision of floats and integers.", "unchanged")
     ] = None,
     layout: Annotated[
         Layout | None,
-        typer.Option(
-            help="Whose names and axes a .safetensors file OUT has: torch transposes each Linear of Burn.",
-            show_default="that of IN, if no axes can differ",
+        option(
+            "Whose names and axes a .safetensors file OUT has: torch transposes each Linear of Burn.",
+            "that of IN, if no axes can differ",
         ),
     ] = None,
     learner: Annotated[
         Path | None,
-        typer.Option(
-            help="A directory with learner.json: the model of a .bin file, or of which the layout changes.",
-            show_default="none",
+        option(
+            "A directory with learner.json: the model of a .bin file, or of which the layout changes.", "none"
         ),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace OUT if it exists.")] = False,
@@ -169,16 +160,15 @@ def convert(
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A record in any format.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The record to compare it with.")],
+    first: Annotated[Path, argument("A record in any format.", metavar="A")],
+    second: Annotated[Path, argument("The record to compare it with.", metavar="B")],
     *,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="The largest absolute difference of values that count as equal.")
+        float, option("The largest absolute difference of values that count as equal.", min=0)
     ] = 0.0,
     ids: Annotated[bool, flag("--ids", "Also compare the ids of parameters.")] = False,
     learner: Annotated[
-        Path | None,
-        typer.Option(help="A directory with learner.json, if A or B is a .bin file.", show_default="none"),
+        Path | None, option("A directory with learner.json, if A or B is a .bin file.", "none")
     ] = None,
     limit: Limit = None,
 ) -> RecordDifferences:
@@ -226,7 +216,7 @@ def _translate(
             f"OUT would have the names and axes of {NAMES[after]}, and {source} {stated}. Set --learner to a "
             "directory with the learner.json of the model, which has both"
         )
-    model = _build_model(learner)
+    model = _build_start(learner)[0]
     state = load_into(model, record.item, source=str(source), layout=before).state
     return state_record(state) if after == "torch" else Record(strip_type_hints(record_of(model, state)))
 
@@ -247,13 +237,7 @@ def example_of(directory: Path) -> "Tree":
     """Return the record of the learner in *directory*, as an example of a file without names."""
     from stages.records import from_plain, record_of, to_plain
 
-    return from_plain(to_plain(record_of(_build_model(directory))), str(directory))
-
-
-def _build_model(directory: Path) -> "Module":
-    """Return the model of the learner in *directory*."""
-    model: Module = _build_start(directory)[0]
-    return model
+    return from_plain(to_plain(record_of(_build_start(directory)[0])), str(directory))
 
 
 def _build_start(directory: Path) -> "Start":
@@ -297,45 +281,46 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
         raise RecordError(f"{target} exists. Add --force to replace it")
 
 
-def summarize(file: Path, form: str, record: "Record", entry: Entry | None) -> dict[str, Any]:
-    """Return the metadata and, if *entry* lists the item, the sums of the record in *file*."""
-    summary: dict[str, Any] = {
-        "file": str(file),
-        "format": form,
-        "size": file.stat().st_size,
-        "metadata": vars(record.metadata) if record.metadata else None,
-        "extra": record.extra,
-    }
+def summarize(
+    file: Path, form: str, record: "Record", entry: Entry | None, *, constants: bool
+) -> RecordContent:
+    """Return the metadata of the record in *file*, and what *entry* lists; with *constants*, also nil."""
+    metadata = vars(record.metadata) if record.metadata else None
+    head = (str(file), form, file.stat().st_size, metadata, record.extra)
     if entry is None:
-        return summary
+        return RecordContent(*head, None)
     sums = totals(entry)
-    return summary | {"tensors": sums.tensors, "parameters": sums.parameters, "bytes": sums.nbytes}
+    rows = to_rows(entry, constants=constants)
+    return RecordContent(*head, rows, sums.tensors, sums.parameters, sums.nbytes)
 
 
-def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
-    """Print *summary*, a result of `summarize`, and the entries below *entry*; with *constants*, also nil."""
-    print_line(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
-    if metadata := summary["metadata"]:
+def print_record(content: RecordContent, entry: Entry | None, *, constants: bool) -> None:
+    """Print *content*, and the entries below *entry*; with *constants*, also nil."""
+    print_line(escape(f"{content.file}: {content.format}, {content.size:,} bytes"))
+    if metadata := content.metadata:
         types = f"floats {metadata['float']}, integers {metadata['int']}"
         print_line(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
-    for key, text in (summary["extra"] or {}).items():
+    for key, text in (content.extra or {}).items():
         print_line(escape(f"{key}: {text}"[:200]))
     if entry is None:
         print_text(NO_NAMES_NOTE)
         return
-    counts = f"{summary['tensors']:,} tensors, {summary['parameters']:,} parameters"
-    print_text(f"{counts}, {summary['bytes']:,} bytes of tensors\n")
+    counts = f"{content.tensors:,} tensors, {content.parameters:,} parameters"
+    print_text(f"{counts}, {content.bytes:,} bytes of tensors\n")
     if not entry.branch:
         print_line(_line(entry))
     elif sys.stdout.isatty():
         from rich.console import Console
+        from rich.text import Text
         from rich.tree import Tree as TreeView
 
-        view = TreeView("item")
-        _draw(entry, view, constants=constants)
-        Console().print(view)
+        branches = [TreeView("item")]
+        for depth, child in _list_below(entry, 0, constants=constants):
+            branches[depth + 1 :] = [branches[depth].add(Text(_line(child)))]
+        Console().print(branches[0])
     else:
-        _print_below(entry, 0, constants=constants)
+        for depth, child in _list_below(entry, 0, constants=constants):
+            print_line("  " * depth + _line(child))
 
 
 def print_differences(differences: "Sequence[Difference]") -> None:
@@ -354,23 +339,14 @@ def difference_row(one: "Difference") -> dict[str, Any]:
     return {key: value for key, value in vars(one).items() if value is not None and value != ""}
 
 
-def _children(entry: Entry, *, constants: bool) -> list[Entry]:
-    return [child for child in entry.children if constants or not child.constant]
+def _list_below(entry: Entry, depth: int, *, constants: bool) -> Iterator[tuple[int, Entry]]:
+    """Yield the entries below *entry* with their depth; with *constants*, also nil."""
+    for child in entry.children:
+        if constants or not child.constant:
+            yield depth, child
+            yield from _list_below(child, depth + 1, constants=constants)
 
 
 def _line(entry: Entry) -> str:
     words = (escape(entry.name), describe(entry), f"id {escape(entry.id)}" if entry.id else "")
     return "  ".join(filter(None, words))
-
-
-def _draw(entry: Entry, branch: "TreeView", *, constants: bool) -> None:
-    from rich.text import Text
-
-    for child in _children(entry, constants=constants):
-        _draw(child, branch.add(Text(_line(child))), constants=constants)
-
-
-def _print_below(entry: Entry, depth: int, *, constants: bool) -> None:
-    for child in _children(entry, constants=constants):
-        print_line("  " * depth + _line(child))
-        _print_below(child, depth + 1, constants=constants)

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipeline.commands.envelope import EventRenderer
-from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
+from pipeline.commands.options import Quiet, SetParams, Verbose, argument, flag, option, set_verbosity
 from pipeline.commands.results import Resumed, StageOutcomes
+from pipeline.engine.error_reports import describe_user_error
+from pipeline.project.paths import is_copy
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import ParamsError, StageError, UserCodeError
 from stages.contracts.events import Renderers
 from stages.contracts.printing import print_error, print_line
+from stages.system.processes import is_alive
 
 Events = Annotated[
     bool,
@@ -29,11 +33,7 @@ if TYPE_CHECKING:
 def run(
     targets: Annotated[
         list[str],
-        typer.Argument(
-            metavar="STAGE",
-            help="Stages to bring up to date, with the stages that they depend on.",
-            show_default="all",
-        ),
+        argument("Stages to bring up to date, with the stages that they depend on.", "all", metavar="STAGE"),
     ] = [],  # noqa: B006  never changed
     *,
     set_param: SetParams = [],  # noqa: B006  never changed
@@ -62,9 +62,9 @@ def run(
 
 
 def resume(
-    rev: Annotated[str, typer.Argument(help="Experiment, tag, branch or commit of the run.")],
+    rev: Annotated[str, argument("Experiment, tag, branch or commit of the run.")],
     *,
-    epoch: Annotated[int, typer.Option(min=1, help="Epoch to resume after.")],
+    epoch: Annotated[int, option("Epoch to resume after.", min=1)],
     set_param: SetParams = [],  # noqa: B006  never changed
     weights_only: Annotated[
         bool,
@@ -147,7 +147,6 @@ def run_stages(
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
     from pipeline.project.check import check_stages
-    from pipeline.project.yaml_files import read_definition
     from stages.renderers.plain import read_renderer_name
 
     check_stages(read_definition())
@@ -202,9 +201,7 @@ def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
         yield
 
 
-def stage(
-    name: Annotated[str, typer.Argument(help="Name of the stage in dvc.yaml.")],
-) -> None:
+def stage(name: Annotated[str, argument("Name of the stage in dvc.yaml.")]) -> None:
     """Run one stage, as the commands in dvc.yaml do.
 
     To bring a stage up to date, use `dvc repro NAME`: this command does not check whether the stage must run,
@@ -232,16 +229,9 @@ def _run_with_lock(name: str) -> None:
     """Run stage *name*, and repair what DVC was writing if the stage fails or DVC is killed."""
     from pipeline.engine.lock import project_lock
     from pipeline.engine.params_journal import restore_params
-    from pipeline.engine.process_tree import (
-        ancestors_up_to_dvc,
-        find_dvc,
-        is_dvc_stage,
-        terminate_with,
-    )
+    from pipeline.engine.process_tree import ancestors_up_to_dvc, find_dvc, is_dvc_stage, terminate_with
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows.prefect_api import run_stage_of_dvc
-    from pipeline.project.paths import is_copy
-    from stages.system.processes import is_alive
 
     waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
     dvc = find_dvc(waiting)
@@ -261,30 +251,23 @@ def _run_with_lock(name: str) -> None:
 
                 restore_outputs(name)
             if isinstance(error, SystemExit):  # with code 0, DVC would record the restored outputs
-                from pipeline.engine.error_reports import describe_user_error
-
                 raise UserCodeError(f"{name}: {describe_user_error(error)}") from error
             raise
 
 
 def serve(
     targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="STAGE", help="Stages to run, with what they depend on.", show_default="all stages"
-        ),
+        list[str] | None, argument("Stages to run, with what they depend on.", "all stages", metavar="STAGE")
     ] = None,
     *,
     cron: Annotated[
-        str | None,
-        typer.Option(help='Schedule in cron syntax, for example "0 3 * * *".', show_default="no schedule"),
+        str | None, option('Schedule in cron syntax, for example "0 3 * * *".', "no schedule")
     ] = None,
     interval: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds between runs, instead of --cron.", show_default="no schedule"),
+        float | None, option("Seconds between runs, instead of --cron.", "no schedule", min=1)
     ] = None,
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
-    name: Annotated[str, typer.Option(help="Name of the deployment.")] = "nightly",
+    timezone: Annotated[str, option("Time zone of --cron.")] = "UTC",
+    name: Annotated[str, option("Name of the deployment.")] = "nightly",
     set_param: SetParams = [],  # noqa: B006  never changed
     experiment: Annotated[
         bool,
@@ -292,25 +275,20 @@ def serve(
             "--experiment/--workspace", help="Run as an isolated experiment, or in the workspace.", metavar=""
         ),
     ] = True,
-    push: Annotated[
-        bool,
-        flag("--push", "Push the cache and experiments after each run."),
-    ] = False,
+    push: Annotated[bool, flag("--push", "Push the cache and experiments after each run.")] = False,
     timeout: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds after which a run saves and stops.", show_default="no limit"),
+        float | None, option("Seconds after which a run saves and stops.", "no limit", min=1)
     ] = None,
     on_collision: Annotated[
         Literal["wait", "cancel"],
-        typer.Option(help="What a run does while another run of this deployment is in progress."),
+        option("What a run does while another run of this deployment is in progress."),
     ] = "wait",
     missed: Annotated[
         Literal["drop", "run"],
-        typer.Option(help="What happens to runs of the schedule that were missed before the start."),
+        option("What happens to runs of the schedule that were missed before the start."),
     ] = "drop",
     allow_code: Annotated[
-        bool,
-        flag("--allow-code", "Let overrides of runs set import paths and files that are not committed."),
+        bool, flag("--allow-code", "Let overrides of runs set import paths and files that are not committed.")
     ] = False,
 ) -> None:
     """Run the pipeline on a schedule, as a Prefect deployment that this process serves.
@@ -323,10 +301,10 @@ def serve(
     from pipeline.flows import prefect_api
     from stages.contracts.fields import MAX_SECONDS
 
-    for option, seconds in (("--interval", interval), ("--timeout", timeout)):
+    for switch, seconds in (("--interval", interval), ("--timeout", timeout)):
         if seconds is not None and not seconds <= MAX_SECONDS:
             raise ParamsError(
-                f"{option} is {seconds:g}. Set it to a finite number of seconds, at most {MAX_SECONDS}"
+                f"{switch} is {seconds:g}. Set it to a finite number of seconds, at most {MAX_SECONDS}"
             )
     prefect_api.read_recording(prefect_api.Recording.REQUIRED)
     if prefect_api.is_configured():
@@ -341,11 +319,6 @@ def serve(
         "timeout_seconds": timeout,
     }
     plan = Plan(
-        name,
-        cron,
-        interval,
-        timezone,
-        cancels=on_collision == "cancel",
-        drops_missed=missed == "drop",
+        name, cron, interval, timezone, cancels=on_collision == "cancel", drops_missed=missed == "drop"
     )
     serve_deployment(plan, parameters, allow_code=allow_code)

@@ -1,29 +1,23 @@
 """The commands of ``learner runs``: list, inspect, verify and remove run stores."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeline.commands.envelope import ProblemsFound
-from pipeline.commands.options import flag
+from pipeline.commands.options import argument, flag, option
 from pipeline.commands.results import FileProblem, RemovedRuns, RunDetails, RunInfo
 from pipeline.project.paths import runs_root
 from stages.contracts.deliveries import can_be_sent
 from stages.contracts.errors import ParamsError, RecordError, RunInUseError, StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import format_age, format_size, replace_unprintable
-from stages.runs.file_names import (
-    CHECKPOINT_FOLDER,
-    STEP_FOLDER,
-    TRAINER,
-    list_epochs,
-    stem_of,
-    trainer_name,
-)
+from stages.records.limits import TRAINER_LIMIT
+from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, TRAINER, list_epochs, stem_of, trainer_name
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE, TELEMETRY_FOLDER, list_logger_folders, lock_of
 from stages.runs.manifest import LogLedger, find_damage, read_finished
@@ -40,13 +34,27 @@ app = typer.Typer(
 )
 KEY_HELP = "Key of the run, or the beginning of the key."
 RESUMABLE = (State.INTERRUPTED, State.DEAD)
-LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
-AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
+LastRun = Annotated[str | None, argument(KEY_HELP, "the latest run", metavar="[KEY]")]
+AllRuns = Annotated[str | None, argument(KEY_HELP, "all runs", metavar="[KEY]")]
 
 
 def describe_run(run: Run) -> str:
-    """Return the line of *run*, with its state and progress."""
-    return f"run {run.key}: {_describe(run)}"
+    """Return the line of *run*: ``run 3f2a: running, pid 123 on host, epoch 3 step 120, 12:31:05``.
+
+    For a run that can be resumed, the newest checkpoint is added.
+    """
+    parts = [_format_state(run)]
+    if run.owner:
+        parts.append(f"pid {run.owner.pid} on {run.owner.host}")
+    if run.state is State.FINISHED:
+        parts.append(f"{run.epochs} epochs")
+    elif run.state is State.RUNNING and not run.has_started:
+        parts.append("starting")
+    elif run.place:
+        parts.append(run.place)
+    if run.state in RESUMABLE:
+        parts.append(_describe_checkpoint(run))
+    return f"run {run.key}: {', '.join([*parts, _format_time(run)])}"
 
 
 @app.command("list")
@@ -76,14 +84,14 @@ def show(key: LastRun = None) -> RunDetails:
     from pipeline.engine.stage_run import read_key_entries
 
     run = _find_run(key)
-    now: Mapping[str, Any] | None = None
+    current: str | None = None
+    changed: list[str] | None = None
     reason = ""
     try:
         now = read_key_entries()
+        current, changed = run_key(now), differences(run.entries, now)
     except StageError as error:
         reason = str(error)
-    changed = None if now is None else differences(run.entries, now)
-    current = None if now is None else run_key(now)
     print_line(describe_run(run))
     print_line(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
@@ -96,11 +104,8 @@ def show(key: LastRun = None) -> RunDetails:
 @app.command()
 def prune(
     *,
-    keep: Annotated[int, typer.Option(min=0, help="Number of finished run stores to keep, the newest.")] = 3,
-    unfinished: Annotated[
-        bool,
-        flag("--all", "Also remove interrupted runs, after a question."),
-    ] = False,
+    keep: Annotated[int, option("Number of finished run stores to keep, the newest.", min=0)] = 3,
+    unfinished: Annotated[bool, flag("--all", "Also remove interrupted runs, after a question.")] = False,
     yes: Annotated[bool, flag("--yes", "Remove interrupted runs without a question.")] = False,
 ) -> RemovedRuns:
     """Remove finished run stores, except for the newest.
@@ -232,25 +237,6 @@ def _find_run(key: str | None) -> Run:
     raise ParamsError(f"{count} run in {root} has a key that begins with {key!r}. Use one of {keys}")
 
 
-def _describe(run: Run) -> str:
-    """Return state, process, progress and time: ``running, pid 123 on host, epoch 3 step 120, 12:31:05``.
-
-    For a run that can be resumed, the newest checkpoint is added.
-    """
-    parts = [_format_state(run)]
-    if run.owner:
-        parts.append(f"pid {run.owner.pid} on {run.owner.host}")
-    if run.state is State.FINISHED:
-        parts.append(f"{run.epochs} epochs")
-    elif run.state is State.RUNNING and not run.has_started:
-        parts.append("starting")
-    elif run.place:
-        parts.append(run.place)
-    if run.state in RESUMABLE:
-        parts.append(_describe_checkpoint(run))
-    return ", ".join([*parts, _format_time(run)])
-
-
 def _describe_checkpoint(run: Run) -> str:
     """Return the position of the newest checkpoint of *run*, such as ``checkpoint after epoch 3``."""
     after_epoch = (run.epochs + 1, False, 0)
@@ -264,7 +250,6 @@ def _describe_checkpoint(run: Run) -> str:
 def _read_positions(directory: Path) -> Iterator[tuple[int, bool, int]]:
     """Yield epoch, split (True for validation) and batch of each readable checkpoint in *directory*."""
     from stages.records.formats import read
-    from stages.records.limits import TRAINER_LIMIT
 
     for number in list_epochs(directory):
         with suppress(RecordError, OSError, LookupError, TypeError, ValueError):

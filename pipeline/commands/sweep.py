@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.options import flag, set_verbosity
+from pipeline.commands.options import flag, option, set_verbosity
 from pipeline.commands.results import SweepPoint
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import print_error
@@ -36,39 +36,29 @@ def sweep(
     ] = None,
     search: Annotated[
         Literal["tpe", "gp", "cmaes", "qmc", "random"] | None,
-        typer.Option(
-            help="Sampler of Optuna that chooses the points from the results so far, instead of a grid.",
-            show_default="no",
-        ),
+        option("Sampler of Optuna that chooses the points from the results so far, instead of a grid.", "no"),
     ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Number of points of --search.", show_default="none"),
-    ] = None,
+    trials: Annotated[int | None, option("Number of points of --search.", "none", min=1, metavar="N")] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Number of points that --search chooses at a time, before it has their results.",
+            "5",
             min=1,
             metavar="N",
-            help="Number of points that --search chooses at a time, before it has their results.",
-            show_default="5",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --random and --search.")] = 0,
+    seed: Annotated[int, option("Seed of --random and --search.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of points to run at a time.")] = 1,
     engine: Annotated[
-        Literal["threads", "dask", "ray"], typer.Option(help="Executor that starts the points.")
+        Literal["threads", "dask", "ray"], option("Executor that starts the points.")
     ] = "threads",
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Address of a Dask or Ray cluster whose hosts have these files.",
-            show_default="workers on this host",
-        ),
+        option("Address of a Dask or Ray cluster whose hosts have these files.", "workers on this host"),
     ] = None,
     share_gpus: Annotated[
-        bool,
-        flag("--share-gpus", "Let every point use all GPUs, instead of its own."),
+        bool, flag("--share-gpus", "Let every point use all GPUs, instead of its own.")
     ] = False,
     repeats: Annotated[
         int,
@@ -81,29 +71,29 @@ def sweep(
     ] = 1,
     folds: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Run each point with each of K folds of the train data as the valid split; the table has "
+            "mean and standard deviation.",
+            "no",
             min=2,
             metavar="K",
-            help="Run each point with each of K folds of the train data as the valid split; the table has "
-            "mean and standard deviation.",
-            show_default="no",
         ),
     ] = None,
     stop: Annotated[
         Literal["median", "asha", "hyperband", "percentile"] | None,
-        typer.Option(
-            help="Stop bad points early: after 1/2, 1/4 … of the epochs, the better half continues (median); "
+        option(
+            "Stop bad points early: after 1/2, 1/4 … of the epochs, the better half continues (median); "
             "after 1/3, 1/9 …, the best third (asha). With --search also by Optuna's pruners hyperband "
             "and percentile.",
-            show_default="no",
+            "no",
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Metric to rank the points by, such as valid/Loss.",
+            "the first of the valid split",
             metavar="METRIC",
-            help="Metric to rank the points by, such as valid/Loss.",
-            show_default="the first of the valid split",
         ),
     ] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Print the points without running any.")] = False,

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import report_unwritable
+from pipeline.commands.options import argument, option, report_unwritable
 from pipeline.commands.results import LearningRate, MetricValues, SampleFile, Summary, SummaryRow, Written
+from pipeline.project.paths import read_paths
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.history import Split
 from stages.contracts.printing import print_line, print_text
+from stages.contracts.text import number
+from stages.system.files import open_atomic, write_text
 
 if TYPE_CHECKING:
     from pipeline.project.params import Params
@@ -30,11 +34,9 @@ BATCHES_OF_A_BLOCK = 16
 
 
 def evaluate(
-    model: Annotated[Path, typer.Option(help="Record that save-model wrote.")] = Path(
-        "artifacts/model.mpk.gz"
-    ),
+    model: Annotated[Path, option("Record that save-model wrote.")] = Path("artifacts/model.mpk.gz"),
     source: Annotated[
-        str, typer.Option(help="Data: train, valid, test, digits, idx:FOLDER, npz:FILE, or an import path.")
+        str, option("Data: train, valid, test, digits, idx:FOLDER, npz:FILE, or an import path.")
     ] = "valid",
 ) -> MetricValues:
     """Compute the metrics of a saved model on a data set.
@@ -45,7 +47,6 @@ def evaluate(
     """
     from pipeline.project.check import read_spec
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
     from stages import data, inference, learner, metrics, records
     from stages.learner import from_params
 
@@ -110,21 +111,13 @@ def parse_source(text: str) -> "datasets.Idx | datasets.Npz | datasets.Digits | 
 
 def data(
     *,
-    split: Annotated[str, typer.Option(help="Split to show: train, valid or test.")] = "train",
-    count: Annotated[int, typer.Option(min=1, max=1000, help="Samples to show, from the first one on.")] = 8,
+    split: Annotated[str, option("Split to show: train, valid or test.")] = "train",
+    count: Annotated[int, option("Samples to show, from the first one on.", min=1, max=1000)] = 8,
     epoch: Annotated[
-        list[int],
-        typer.Option(
-            min=1, help="Epoch to show; repeatable.", show_default="1 to 4 with augmentation, else 1"
-        ),
+        list[int], option("Epoch to show; repeatable.", "1 to 4 with augmentation, else 1", min=1)
     ] = [],  # noqa: B006  never changed
     output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File to write.",
-            show_default=f"{IMAGE_FILE} for images; text is printed",
-        ),
+        Path | None, option("File to write.", f"{IMAGE_FILE} for images; text is printed", metavar="FILE")
     ] = None,
 ) -> SampleFile:
     """Show samples as the model is trained on them, after augmentation.
@@ -136,11 +129,9 @@ def data(
     """
     from pipeline.project.check import list_values
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
     from stages.data import read
     from stages.data.sample_sheet import read_samples
     from stages.learner.from_params import build_loader
-    from stages.system.files import open_atomic
 
     params = read_params()
     fit, prepared = params.fit, read(read_paths()["data"], (split,), allowed=list_values(params.load_data))
@@ -166,8 +157,8 @@ def data(
 def lr_find(
     lowest: Annotated[float, typer.Option("--min", help="First learning rate.")] = 1e-7,
     highest: Annotated[float, typer.Option("--max", help="Last learning rate.")] = 10.0,
-    steps: Annotated[int, typer.Option(help="Number of batches.")] = 100,
-    output: Annotated[Path, typer.Option(help="File for the curve, as tab-separated values.")] = Path(
+    steps: Annotated[int, option("Number of batches.")] = 100,
+    output: Annotated[Path, option("File for the curve, as tab-separated values.")] = Path(
         "artifacts/lr-find.tsv"
     ),
 ) -> LearningRate:
@@ -179,9 +170,6 @@ def lr_find(
     Example: learner lr-find --min 1e-6 --max 1 --steps 200
     """
     from pipeline.project.params import read_params
-    from pipeline.project.paths import read_paths
-    from stages.contracts.text import number
-    from stages.system.files import write_text
 
     with report_unwritable(output):
         curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
@@ -220,7 +208,6 @@ def measure_curve(
 def _draw(curve: "learner.LearningRateCurve") -> None:
     from rich.console import Console
 
-    from stages.contracts.history import Split
     from stages.renderers.chart import draw_chart
 
     points = {Split.TRAIN: list(enumerate(curve.running_mean))}
@@ -229,8 +216,7 @@ def _draw(curve: "learner.LearningRateCurve") -> None:
 
 def summary(
     directory: Annotated[
-        Path,
-        typer.Argument(help="Artifact directory, with folders train/ and valid/, written by fit or by Burn."),
+        Path, argument("Artifact directory, with folders train/ and valid/, written by fit or by Burn.")
     ] = Path("artifacts"),
 ) -> Summary:
     """Print the summary table of a run from its log files.
@@ -253,20 +239,16 @@ def predict(
     *,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[REV] INPUT...",
-            help="Folders of images, images, tables, files of texts, .npy or .npz files. A first argument "
+        argument(
+            "Folders of images, images, tables, files of texts, .npy or .npz files. A first argument "
             "that is not a file is a revision or an experiment, whose model is used.",
+            metavar="[REV] INPUT...",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")],
-    model: Annotated[Path, typer.Option(help="Artifact directory, or the file of a model in it.")] = Path(
-        "artifacts"
-    ),
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch.", show_default="that of the training")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    out: Annotated[Path, option("File to write: .csv, .jsonl or .parquet.")],
+    model: Annotated[Path, option("Artifact directory, or the file of a model in it.")] = Path("artifacts"),
+    batch_size: Annotated[int | None, option("Samples in a batch.", "that of the training", min=1)] = None,
+    device: Annotated[str, option("Device: auto, cpu, cuda, cuda:1, mps.")] = "auto",
 ) -> Written:
     """Write the predictions of a trained model for new inputs, which may be larger than the memory.
 
@@ -329,12 +311,9 @@ def _list_project_code() -> set[str]:
 
 
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    folder: Annotated[Path, argument("Folder to write.")],
     *,
-    rev: Annotated[
-        str | None,
-        typer.Option(help="Revision or experiment to publish.", show_default="the workspace"),
-    ] = None,
+    rev: Annotated[str | None, option("Revision or experiment to publish.", "the workspace")] = None,
 ) -> Written:
     """Write a trained model to a folder that the Hugging Face hub and MLflow's registry accept.
 
@@ -343,7 +322,6 @@ def publish(
 
     Example: learner publish published --rev exp-name
     """
-    from pipeline.project.paths import read_paths
     from stages.inference import publish_model
 
     artifacts = read_paths()["artifacts"]

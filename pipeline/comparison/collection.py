@@ -52,7 +52,13 @@ def collect_runs(revs: Sequence[str] | None = None) -> Comparison:
 def summarize(revisions: Mapping[str, RevisionFiles]) -> Comparison:
     """Return the comparison of the runs *revisions*. A run's notes list what the cache lacks."""
     durations = read_durations(runs_root())
-    return Comparison(tuple(_summary(name, files, durations) for name, files in revisions.items()))
+    runs = []
+    for name, files in revisions.items():
+        try:
+            runs.append(_read_run(name, files, durations))
+        except StageError as error:
+            raise type(error)(f"run {name}: {error}") from error
+    return Comparison(tuple(runs))
 
 
 def find_duration(durations: DurationsByMetrics, metrics_md5: str | None) -> float | None:
@@ -62,13 +68,6 @@ def find_duration(durations: DurationsByMetrics, metrics_md5: str | None) -> flo
     """
     seconds = list(durations.get(metrics_md5 or "", {}).values())
     return seconds[0] if len(seconds) == 1 else None
-
-
-def _summary(name: str, files: RevisionFiles, durations: DurationsByMetrics) -> RunSummary:
-    try:
-        return _read_run(name, files, durations)
-    except StageError as error:
-        raise type(error)(f"run {name}: {error}") from error
 
 
 def _read_run(name: str, files: RevisionFiles, durations: DurationsByMetrics) -> RunSummary:

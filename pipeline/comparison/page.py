@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.comparison.collection import Cell, PlotData, thin, thin_steps
+from pipeline.comparison.collection import Cell, CurvePoint, PlotData, thin, thin_steps
 from pipeline.comparison.plot_images import vega_script
 from pipeline.comparison.plots import PALETTE, empty_confusion_spec, empty_curves_spec
 from pipeline.comparison.runs import (
@@ -170,12 +170,8 @@ def select_epochs(curves: Sequence[MetricCurve]) -> list[int]:
     for curve in curves:
         finite = {epoch: value for epoch, value in curve.series.items() if math.isfinite(value)}
         if finite:
-            epochs |= {
-                min(finite),
-                max(finite),
-                min(finite, key=finite.__getitem__),
-                max(finite, key=finite.__getitem__),
-            }
+            for extreme in (min, max):
+                epochs |= {extreme(finite), extreme(finite, key=finite.__getitem__)}
         if curve.best_epoch is not None:
             epochs.add(curve.best_epoch)
     return sorted(epochs)
@@ -219,8 +215,7 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
 
 def _direction(comparison: Comparison, metric: str | None) -> str | None:
     curves = (run.metrics.get(metric or "") for run in comparison.runs)
-    better = next((curve.better for curve in curves if curve is not None), None)
-    return None if better is None else better.value
+    return next((curve.better for curve in curves if curve is not None), None)
 
 
 def _scale(values: Iterable[Any]) -> str:
@@ -240,8 +235,10 @@ def _sort_value(value: Any) -> float | str | None:
     return None if value is None else format_value(value)
 
 
-def _index(columns: StepColumns, steps: Iterable[int]) -> int:
-    return columns.setdefault(tuple(steps), len(columns))
+def _curve(index: int, split: str, points: Sequence[CurvePoint], columns: StepColumns) -> Tree:
+    """Return the curve of a split of the run number *index*; its epochs or steps are added to *columns*."""
+    steps = columns.setdefault(tuple(step for step, _ in points), len(columns))
+    return {"run": index, "split": split, "x": steps, "y": _pack([value for _, value in points])}
 
 
 def _matrix_data(cells: Sequence[Cell], classes: dict[tuple[Cell, ...], int]) -> Tree | None:
@@ -268,15 +265,9 @@ def _epoch_curves(
     for index, run in enumerate(runs):
         curves = [run.metrics[name] for name in metrics if name in run.metrics]
         epochs = select_epochs(curves)
-        for metric_curve in curves:
-            values = [metric_curve.series.get(epoch, math.nan) for epoch in epochs]
-            curve = {
-                "run": index,
-                "split": metric_curve.split,
-                "x": _index(steps, epochs),
-                "y": _pack(values),
-            }
-            charts.setdefault(metric_curve.metric, []).append(curve)
+        for curve in curves:
+            points = [(epoch, curve.series.get(epoch, math.nan)) for epoch in epochs]
+            charts.setdefault(curve.metric, []).append(_curve(index, curve.split, points, steps))
     return charts
 
 
@@ -287,8 +278,7 @@ def _batch_curves(
     for name in (name for name in metrics if name in plots.iterations):
         split, _, metric = name.partition("/")
         points = thin(plots.iterations[name], MAX_BATCHES)
-        x, y = _index(steps, (step for step, _ in points)), _pack([value for _, value in points])
-        yield f"{metric}, {split}", {"run": index, "split": split, "x": x, "y": y}
+        yield f"{metric}, {split}", _curve(index, split, points, steps)
 
 
 def _charts(curves: dict[str, list[Tree]], x: str) -> list[Tree]:

@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from rich.text import Text
 
 from pipeline.comparison.collection import CurvePoint, read_iterations, summarize
 from pipeline.comparison.plot_images import draw_image
-from pipeline.comparison.runs import Comparison, select_metrics
-from pipeline.project.revisions.files import RevisionFiles, read_runs
+from pipeline.comparison.runs import select_metrics
+from pipeline.project.revisions.files import read_runs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable
@@ -55,8 +54,6 @@ PALETTE = (
 """Colors that differ on white and on black; the first ones also for most color-blind readers."""
 DASHES = {"train": [5, 4], "valid": [1, 0]}
 Spec = dict[str, Any]
-Series = Mapping[tuple[str, str], Iterable[CurvePoint]]
-"""Run and split to points."""
 
 
 def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterations: bool) -> None:
@@ -67,11 +64,18 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
     revisions = read_runs(revs or None)
     comparison = summarize(revisions)
     names = select_metrics(comparison, [metric])
-    points = MAX_IMAGE_POINTS if images else MAX_CHART_POINTS
-    limit = max(MIN_POINTS, points // (len(names) * len(revisions)))
-    read = partial(_batches, revisions) if iterations else partial(_epochs, comparison)
-    curves = read(names, limit)
+    max_points = MAX_IMAGE_POINTS if images else MAX_CHART_POINTS
+    limit = max(MIN_POINTS, max_points // (len(names) * len(revisions)))
     runs = [run.name for run in comparison.runs]
+    curves: dict[str, dict[str, Sequence[CurvePoint]]] = {name: {} for name in names}
+    for run in comparison.runs:
+        points: Mapping[str, Iterable[CurvePoint]] = {
+            name: run.metrics[name].series.items() for name in names if name in run.metrics
+        }
+        if iterations:
+            points = read_iterations(revisions[run.name], names)
+        for name in points:
+            curves[name][run.name] = _reduce(points[name], limit)
     if not any(curves.values()):
         raise StageError(f"no run has {metric!r} for every batch. Run `fit` of version 4 or later")
     for form, path in images.items():
@@ -84,25 +88,6 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
         Console(width=width, highlight=False).print(_terminal_charts(curves, runs, width), end="")
 
 
-def _epochs(comparison: Comparison, names: Sequence[str], limit: int) -> Curves:
-    return {
-        name: {
-            run.name: _reduce(run.metrics[name].series.items(), limit)
-            for run in comparison.runs
-            if name in run.metrics
-        }
-        for name in names
-    }
-
-
-def _batches(revisions: Mapping[str, RevisionFiles], names: Sequence[str], limit: int) -> Curves:
-    curves: dict[str, dict[str, Sequence[CurvePoint]]] = {name: {} for name in names}
-    for run, files in revisions.items():
-        for name, points in read_iterations(files, names).items():
-            curves[name][run] = _reduce(points, limit)
-    return curves
-
-
 def _reduce(points: Iterable[CurvePoint], limit: int) -> list[CurvePoint]:
     """Return at most *limit* of *points*, among them the extremes; NaN, which is not drawn, is left out."""
     points = list(points)
@@ -112,15 +97,20 @@ def _reduce(points: Iterable[CurvePoint], limit: int) -> list[CurvePoint]:
 
 
 def _spec(metric: str, curves: Curves, runs: Sequence[str], *, x: str) -> Spec:
-    series = {
-        (run, name.partition("/")[0]): points
+    """Return DVC's template ``linear`` with *curves*: a color for each of *runs*, a dash for each split."""
+    values = [
+        {"rev": run, "split": name.partition("/")[0], x: step, "value": value}
         for name, by_run in curves.items()
         for run, points in by_run.items()
-    }
-    if not any(math.isfinite(value) for curve in series.values() for _, value in curve):
+        for step, value in points
+        if math.isfinite(value)
+    ]
+    if not values:
         raise StageError(f"{metric!r} has no finite value in any of these runs. Name another metric or run")
     colors = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(runs)}
-    spec = curves_spec(series, x=x, title=metric.rpartition("/")[2], color_of=colors)
+    splits = {name.partition("/")[0] for name, by_run in curves.items() if by_run}
+    spec = empty_curves_spec(splits, x=x, title=metric.rpartition("/")[2], color_of=colors)
+    spec["data"]["values"] = values
     return spec | {"width": 640, "height": 380, "background": "white"}
 
 
@@ -142,23 +132,8 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
     return text
 
 
-def curves_spec(series: Series, *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:
-    """Return DVC's template ``linear`` with *series*: a color for each run, a dash for each split."""
-    spec = empty_curves_spec({split for _, split in series}, x=x, title=title, color_of=color_of)
-    spec["data"]["values"] = [
-        {"rev": run, "split": split, x: step, "value": value}
-        for (run, split), curve in series.items()
-        for step, value in curve
-        if math.isfinite(value)
-    ]
-    return spec
-
-
 def empty_curves_spec(splits: Collection[str], *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:
-    """Return the same without points.
-
-    With points the template searches each of them for new runs, which is slow.
-    """
+    """Return DVC's template ``linear`` without points: with them, it searches each for new runs, slowly."""
     spec = _fill_template(
         "linear", {"rev": "", "split": "", x: 0, "value": 0}, x=x, y="value", title=title, y_label=title
     )

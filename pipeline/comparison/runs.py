@@ -116,10 +116,16 @@ class Comparison:
         return next((run for run in self.runs if run.metrics), self.runs[0])
 
     @cached_property
+    def params(self) -> tuple[str, ...]:
+        """Every param of any run, in the order of the first run that has it."""
+        return tuple(dict.fromkeys(key for run in self.runs for key in run.params))
+
+    @cached_property
     def differing(self) -> tuple[str, ...]:
-        """The params that are not equal in all runs, in the order of the first run that has them."""
-        keys = list(dict.fromkeys(key for run in self.runs for key in run.params))
-        return tuple(key for key in keys if len({param_key(run.params.get(key)) for run in self.runs}) > 1)
+        """The params that are not equal in all runs."""
+        return tuple(
+            key for key in self.params if len({param_key(run.params.get(key)) for run in self.runs}) > 1
+        )
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -137,12 +143,11 @@ class Comparison:
 
         Its variance is the sum of both variances. None if one of both is not the mean of several runs.
         """
-        curves = [each.metrics.get(metric) for each in (run, self.baseline)]
-        deviations = [curve.deviation for curve in curves if curve is not None]
         delta = self.delta(run, metric)
-        if run is self.baseline or delta is None or None in deviations:
+        if run is self.baseline or delta is None:
             return None
-        return abs(delta) > math.hypot(*(deviation for deviation in deviations if deviation is not None))
+        first, second = (each.metrics[metric].deviation for each in (run, self.baseline))
+        return None if first is None or second is None else abs(delta) > math.hypot(first, second)
 
 
 def param_key(value: Any) -> str:
@@ -212,11 +217,11 @@ def _matches(requested: str, names: Sequence[str]) -> list[str]:
 def _key(comparison: Comparison, sort: str) -> Callable[[RunSummary], Any]:
     if sort in FACTS:
         return FACTS[sort]
-    params = list(dict.fromkeys(key for run in comparison.runs for key in run.params))
-    ends = [key for key in params if key == sort or key.endswith(f".{sort}")]
-    if sort in params or len(ends) == 1:
-        return _param(sort if sort in params else ends[0])
-    if len(ends) > 1:
+    params = comparison.params
+    ends = [sort] if sort in params else [key for key in params if key.endswith(f".{sort}")]
+    if len(ends) == 1:
+        return _param(ends[0])
+    if ends:
         raise ParamsError(f"the sort key {sort!r} is ambiguous. Name one of: {', '.join(ends)}")
     options = [*FACTS, *comparison.metrics, *params]
     try:
@@ -266,14 +271,14 @@ def _average(runs: Sequence[RunSummary]) -> RunSummary:
     first = replace(runs[0], params=params)
     if len(runs) == 1:
         return first
-    curves = {name: [run.metrics[name] for run in runs if name in run.metrics] for name in first.metrics}
-    shared = {name: _find_shared_epochs(parts) for name, parts in curves.items() if len(parts) == len(runs)}
+    shared = [name for name in first.metrics if all(name in run.metrics for run in runs)]
+    curves = [_average_curves([run.metrics[name] for run in runs]) for name in shared]
     times = [run.seconds for run in runs if run.seconds is not None]
     return replace(
         first,
         name=f"{REPEAT.sub('', first.name) or first.name} ({len(runs)} runs)",
         sha=None,
-        metrics={name: _average_curves(curves[name], epochs) for name, epochs in shared.items() if epochs},
+        metrics={curve.name: curve for curve in curves if curve.series},
         epochs=min((run.epochs for run in runs if run.epochs is not None), default=None),
         seconds=statistics.fmean(times) if times else None,
         committed=None,
@@ -282,12 +287,9 @@ def _average(runs: Sequence[RunSummary]) -> RunSummary:
     )
 
 
-def _find_shared_epochs(curves: Sequence[MetricCurve]) -> list[int]:
-    return [epoch for epoch in curves[0].series if all(epoch in curve.series for curve in curves)]
-
-
-def _average_curves(curves: Sequence[MetricCurve], epochs: Sequence[int]) -> MetricCurve:
-    """Return the mean of *epochs*, which all *curves* have."""
+def _average_curves(curves: Sequence[MetricCurve]) -> MetricCurve:
+    """Return the mean of the epochs that all *curves* have."""
+    epochs = [epoch for epoch in curves[0].series if all(epoch in curve.series for curve in curves)]
     moments = {epoch: _mean_and_deviation([curve.series[epoch] for curve in curves]) for epoch in epochs}
     return replace(
         curves[0],

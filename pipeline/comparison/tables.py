@@ -18,13 +18,7 @@ from pipeline.comparison.runs import (
     select_metrics,
     sort_runs,
 )
-from stages.contracts.text import (
-    format_duration,
-    format_rounded,
-    number,
-    parse_number,
-    replace_unprintable,
-)
+from stages.contracts.text import format_duration, format_rounded, number, parse_number, replace_unprintable
 
 ABSENT = "-"
 Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
@@ -52,22 +46,16 @@ class TableColumn:
 
 def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
-    chosen = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
-    names = short_names([key for run in comparison.runs for key in run.params])
+    chosen = [TableColumn("run", "run", attrgetter("name"), str, numeric=False, role="run")]
+    names = short_names(comparison.params)
     chosen += [_param_column(key, names[key]) for key in comparison.differing]
     for name in select_metrics(comparison, view.metrics):
         chosen += metric_columns(comparison, name)
     return [
         *chosen,
-        TableColumn("epochs", "epochs", lambda run: run.epochs, str),
-        TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
-        TableColumn(
-            "cached",
-            "cached",
-            lambda run: run.cached,
-            _yes_or_no,
-            numeric=False,
-        ),
+        TableColumn("epochs", "epochs", attrgetter("epochs"), str),
+        TableColumn("time", "seconds", attrgetter("seconds"), format_duration),
+        TableColumn("cached", "cached", attrgetter("cached"), _yes_or_no, numeric=False),
     ]
 
 
@@ -117,8 +105,8 @@ def comparison_values(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) 
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
     return {
-        "first": comparison.runs[0].name if runs else None,
-        "baseline": comparison.baseline.name if runs else None,
+        "first": comparison.runs[0].name,
+        "baseline": comparison.baseline.name,
         "differing": list(comparison.differing),
         "runs": runs,
     }
@@ -180,8 +168,7 @@ def _yes_or_no(value: bool) -> str:  # noqa: FBT001  a value of a column
     return "yes" if value else "no"
 
 
-def _round(value: float) -> str:
-    return format_rounded(value, 3)
+_round = partial(format_rounded, decimals=3)
 
 
 def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn], list[list[str]]]:
@@ -243,7 +230,7 @@ def _json_metric(curve: MetricCurve, delta: float | None, exceeds: bool | None) 
         "last": curve.last,
         "best": curve.best,
         "best_epoch": curve.best_epoch,
-        "better": curve.better.value if curve.better else None,
+        "better": curve.better,
         "delta": delta,
         "series": {str(epoch): value for epoch, value in curve.series.items()},
     }

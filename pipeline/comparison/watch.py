@@ -89,14 +89,14 @@ class Watcher:
             if files.sha not in self._known or files.collision
         }
         plots = PlotReader(new)
-        read = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
-        fixed = [name for name, (run, _) in read.items() if run.cached and not revisions[name].collision]
-        self._known |= {revisions[name].sha: read[name] for name in fixed if revisions[name].sha}
-        earlier = {name: self._known[files.sha] for name, files in revisions.items() if name not in read}
-        return [
-            read[name] if name in read else (replace(earlier[name][0], name=name), earlier[name][1])
-            for name in revisions
-        ]
+        changed = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
+        read = []
+        for name, files in revisions.items():
+            run, data = changed[name] if name in changed else self._known[files.sha]
+            if run.cached and files.sha and not files.collision:
+                self._known[files.sha] = run, data
+            read.append((replace(run, name=name), data))
+        return read
 
 
 def read_live_run(run: Run) -> RunSummary | None:

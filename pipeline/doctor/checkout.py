@@ -20,8 +20,8 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
-from pipeline.project.git import run_git, try_git
-from pipeline.project.revisions.dvc_checks import TEMPORARY_FILE
+from pipeline.project.git import find_top, run_git, try_git
+from pipeline.project.revisions.dvc_checks import find_temporary_files
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
@@ -45,10 +45,9 @@ _DETACHED = re.compile(r"checkout: moving from (\S+) to [0-9a-f]{40}")
 
 def check_checkout() -> Iterator[Diagnostic]:
     """Check the git repository of this folder, unless a process of git or DVC is using it."""
-    repository = try_git(Path(), "rev-parse", "--show-toplevel")
-    if repository.returncode:
+    top = find_top(Path())
+    if top is None:
         return
-    top = Path(repository.stdout.strip())
     if pids := find_git_processes(top):
         yield ok("git", f"pid {', '.join(map(str, pids))} is using this repository")
         return
@@ -100,8 +99,6 @@ class _InterruptedRun:
 
 def _check_experiments(top: Path) -> Iterator[Diagnostic]:
     temporary = find_temporary_folder()
-    if temporary is None:
-        return
     with suppress(StageError):  # raised by git, for example because of a lock file, which is reported
         run = _find_interrupted_run(top, temporary)
         if run:
@@ -119,10 +116,8 @@ def _check_experiments(top: Path) -> Iterator[Diagnostic]:
 def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
     arguments = (temporary / "repro.dat").resolve()
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
-    writer_time = _read_writer_time(temporary)
-    arguments_time = _read_modification_time(arguments) if listed else None
-    times = [timestamp for timestamp in (writer_time, arguments_time) if timestamp]
-    if not times:
+    times = [_read_writer_time(temporary), _read_modification_time(arguments) if listed else 0.0]
+    if not any(times):
         return None
     stash, branch = _find_stash(top, max(times)), _find_branch(top)
     if stash is None and branch is None and not listed:
@@ -138,23 +133,23 @@ def _is_stored(top: Path, name: str) -> bool:
     return hashed.returncode == 0 and try_git(top, "cat-file", "-e", hashed.stdout.strip()).returncode == 0
 
 
-def _read_writer_time(temporary: Path) -> float | None:
+def _read_writer_time(temporary: Path) -> float:
     """Return when a DVC that has ended listed itself as the writer of the checkout.
 
-    Return None if that process is running, or if the list has no writer.
+    Return 0 if that process is running, or if the list has no writer.
     """
     path = temporary / "exps/rwlock"
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         writer = json.loads(path.read_text())["write"]["workspace"]
-        return None if is_alive(int(writer["pid"])) else path.stat().st_mtime
-    return None
+        return 0.0 if is_alive(int(writer["pid"])) else path.stat().st_mtime
+    return 0.0
 
 
-def _read_modification_time(path: Path) -> float | None:
-    """Return when *path* was last modified, in seconds since the epoch; None if it is missing."""
+def _read_modification_time(path: Path) -> float:
+    """Return when *path* was last modified, in seconds since the epoch; 0 if it is missing."""
     with suppress(OSError):
         return path.stat().st_mtime
-    return None
+    return 0.0
 
 
 def _find_stash(top: Path, timestamp: float) -> str | None:
@@ -248,12 +243,9 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
             folders = {root, root / ".dvc/tmp", *(path.parent for path in outputs)}
     except DvcException:
         return
-    paths = [*cache.rglob(".*.tmp"), *(path for folder in folders for path in folder.glob(".*.tmp"))]
-    old = [
-        path
-        for path in paths
-        if TEMPORARY_FILE.fullmatch(path.name) and _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS
-    ]
+    folders.update(cache.glob("**/"))
+    paths = [path for folder in folders for path in find_temporary_files(folder)]
+    old = [path for path in paths if _age(path) > MIN_TEMPORARY_FILE_AGE_SECONDS]
     entries = cache.glob("runs/??/*/")  # folders only
     old += [path for path in entries if not any(path.iterdir()) and _age(path) > MIN_LOCK_AGE_SECONDS]
     if old:

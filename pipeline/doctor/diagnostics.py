@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from stages.contracts.errors import StageError
 
@@ -27,30 +28,21 @@ class Diagnostic:
     """The state of one subject that a check examined."""
 
     subject: str
-    level: Level
     message: str
     remedy: str = ""
     """What the user can do; empty if nothing is needed."""
     fix: Callable[[], None] | None = None
     """Function that applies the remedy, unless the state has changed; None if only the user can."""
+    level: Level = Level.OK
 
 
 Check = Callable[[], Iterable[Diagnostic]]
-
-
-def ok(subject: str, message: str) -> Diagnostic:
-    """Return a diagnostic that needs no action."""
-    return Diagnostic(subject, Level.OK, message)
-
-
-def warning(subject: str, message: str, remedy: str, fix: Callable[[], None] | None = None) -> Diagnostic:
-    """Return a diagnostic of a state that commands work with."""
-    return Diagnostic(subject, Level.WARNING, message, remedy, fix)
-
-
-def problem(subject: str, message: str, remedy: str, fix: Callable[[], None] | None = None) -> Diagnostic:
-    """Return a diagnostic of a state in which a command fails or a result is lost."""
-    return Diagnostic(subject, Level.PROBLEM, message, remedy, fix)
+ok = Diagnostic
+"""The diagnostic of a state that needs no action."""
+warning = partial(Diagnostic, level=Level.WARNING)
+"""That of a state that commands work with."""
+problem = partial(Diagnostic, level=Level.PROBLEM)
+"""That of a state in which a command fails or a result is lost."""
 
 
 def run_checks(checks: Mapping[str, Check], timeout_seconds: float) -> dict[str, list[Diagnostic]]:
@@ -68,7 +60,7 @@ def run_checks(checks: Mapping[str, Check], timeout_seconds: float) -> dict[str,
             first, _, rest = str(error).partition("\n")
             results[name] = [problem(name, first, rest.strip())]
         except Exception as error:  # noqa: BLE001  a failed check must not hide the others
-            results[name] = [warning(name, f"check failed: {type(error).__name__}: {error}", "")]
+            results[name] = [warning(name, f"check failed: {type(error).__name__}: {error}")]
 
     threads = [
         threading.Thread(target=run_check, args=named_check, daemon=True) for named_check in checks.items()

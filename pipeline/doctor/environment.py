@@ -20,15 +20,13 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
+from pipeline.project.check import run_program
 from pipeline.project.params import read_params
 from pipeline.project.paths import SITE_CACHE_VARIABLE, is_private, make_user_folder, read_paths, runs_root
 from stages.contracts.text import format_megabytes
 from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
-from stages.system.processes import program_command
 
-TIMEOUT_SECONDS = 30.0
-"""Default time limit of a program, a server or a remote, long enough to log in to a distant one."""
 PATCH_MODULES = (
     "pipeline.engine.dvc_patches",
     "pipeline.flows.prefect_patches",
@@ -52,13 +50,14 @@ SHARED_FOLDER = Path("/var/tmp/dvc")  # noqa: S108  that of DVC
 """The folder of DVC's state if nothing names another one."""
 
 
-def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
+def check_patches(timeout_seconds: float) -> Iterator[Diagnostic]:
     """Check that the private names that this project replaces in DVC, Prefect and torch are as expected.
 
     The names are looked up in another process, because that imports all three packages.
     """
-    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
-    if done is None:
+    try:
+        done = run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
+    except subprocess.TimeoutExpired:
         message = f"replaced private names: not checked within {timeout_seconds:g} seconds"
         yield warning("patches", message, RETRY)
         return
@@ -74,24 +73,6 @@ def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
         yield ok("patches", f"replaced private names: {result['count']}, all as expected")
 
 
-def _run_program(
-    program: str, *arguments: str, timeout_seconds: float
-) -> subprocess.CompletedProcess[str] | None:
-    """Run the Python *program* in another process; return None after *timeout_seconds*."""
-    command = program_command(program, *arguments)
-    try:
-        return subprocess.run(  # noqa: S603  programs of this module
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
-        )
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
 
@@ -101,17 +82,14 @@ def check_disk() -> Iterator[Diagnostic]:
     root = runs_root()
     free = shutil.disk_usage(root if root.exists() else Path()).free
     paths = read_paths()
-    folders = [store / CHECKPOINT_FOLDER for store in stores(root)]
+    folders = [paths["learner"], *stores(root)] if "learner" in paths else stores(root)
+    folders = [folder / CHECKPOINT_FOLDER for folder in folders]
     if "checkpoint" in paths:
         folders.append(paths["checkpoint"])
-    if "learner" in paths:
-        folders.append(paths["learner"] / CHECKPOINT_FOLDER)
     size = max(map(_newest_size, folders), default=0)
     if not size:
-        yield ok(
-            "disk",
-            f"{format_megabytes(free)} free; the size of a checkpoint is unknown until build-learner has run",
-        )
+        message = "free; the size of a checkpoint is unknown until build-learner has run"
+        yield ok("disk", f"{format_megabytes(free)} {message}")
         return
     yield check_free_space(free, size, read_params().fit.keep.most)
 
@@ -142,7 +120,7 @@ def _newest_size(folder: Path) -> int:
     return sizes[max(sizes)] if sizes else 0
 
 
-def check_prefect(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
+def check_prefect(timeout_seconds: float) -> Iterator[Diagnostic]:
     """Check that the configured Prefect API answers, and that its version is that of the client."""
     url = prefect_api.describe_url()
     if not url:
@@ -198,7 +176,7 @@ def _describe_refusal(url: str, code: int) -> Diagnostic:
     return problem("prefect", f"{url} answers HTTP {code}", "Correct the address; it usually ends in /api")
 
 
-def check_remotes(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
+def check_remotes(timeout_seconds: float) -> Iterator[Diagnostic]:
     """Check that DVC has a default remote, and that each remote answers.
 
     Each remote is accessed in a separate process, which is killed after *timeout_seconds*.
@@ -224,8 +202,9 @@ def check_remotes(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
 
 def _check_remote(name: str, url: str, *, timeout_seconds: float) -> Diagnostic:
     subject = f"remote {name}"
-    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
-    if done is None:
+    try:
+        done = run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
+    except subprocess.TimeoutExpired:
         message = f"{url} did not answer within {timeout_seconds:g} seconds"
         return problem(subject, message, REMOTE_REMEDY)
     try:

@@ -11,15 +11,21 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.project.check import find_data_files
-from pipeline.project.dependencies import find_missing_deps, find_modules
-from pipeline.project.git import list_tracked_files, try_git
+from pipeline.project.dependencies import find_modules, list_missing_deps
+from pipeline.project.git import find_top, list_tracked_files, run_git
 from pipeline.project.params import Params, read_params
-from pipeline.project.revisions.dvc_checks import OBJECTS, check_places, is_damaged, list_files, object_path
+from pipeline.project.revisions.dvc_checks import (
+    OBJECTS,
+    check_places,
+    is_damaged,
+    list_files,
+    object_path,
+    open_repository,
+)
 from pipeline.project.snapshot import list_paths, resolve_stages
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition
@@ -29,8 +35,6 @@ from stages.contracts.text import join_names
 from stages.runs.verification import Verdict, find_records, verify_path
 
 MAX_LISTED_FILES = 5
-MAX_LISTED_OUTPUTS = 3
-"""Number of files that a message names."""
 
 
 def check_project() -> Iterator[Diagnostic]:
@@ -38,10 +42,10 @@ def check_project() -> Iterator[Diagnostic]:
 
     Raises `ParamsError` if params.yaml is not valid.
     """
-    for line in find_missing_deps(read_params()):
-        message, _, entry = line.partition("; add to its deps:")
-        stage = message.rpartition(" rerun ")[2]
-        yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:{entry}")
+    for stage, paths in list_missing_deps(read_params()).items():
+        for path in paths:
+            message = f"dvc.yaml: an edit of {path} would not rerun {stage}"
+            yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:\n      - {path}")
     for line in find_stale_versions():
         message, _, remedy = line.removeprefix("versions.yaml: ").partition(". ")
         yield problem("versions", message, remedy)
@@ -50,13 +54,18 @@ def check_project() -> Iterator[Diagnostic]:
 
 def check_untracked_files() -> Iterator[Diagnostic]:
     """Check that git or DVC tracks the files that stages use, and list other files that git lacks."""
-    new = _list_with_git("ls-files", "--others", "--exclude-standard")
-    if new is None:
+    if find_top(Path()) is None:
         message = "this folder is not a git repository, and DVC stores experiments as git commits"
         yield problem("untracked", message, "git init")
         return
+    new = run_git(Path(), "ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
+    tracked = {path for file in list_tracked_files(Path()) for path in (file, *file.parents)}
     used = sorted(_find_used_files(read_params()))
-    missing = [path for path in used if _is_inside(path) and path.exists() and not _is_tracked(path)]
+    missing = [
+        path
+        for path in used
+        if _is_inside(path) and path.exists() and not (path in tracked or _has_pointer(path))
+    ]
     for path in missing:
         message = (
             f"a stage uses {path}, which neither git nor DVC tracks: `dvc exp run --temp` does not copy it"
@@ -93,19 +102,9 @@ def _is_inside(path: Path) -> bool:
     return path.resolve().is_relative_to(Path.cwd())
 
 
-def _is_tracked(path: Path) -> bool:
-    """Return whether git tracks *path*, or DVC does with a ``.dvc`` file for it or for a parent folder."""
-    pointers = (Path(f"{tracked}.dvc") for tracked in (path, *path.parents) if tracked != Path())
-    return bool(_list_with_git("ls-files", "--", str(path))) or any(map(Path.exists, pointers))
-
-
-def _list_with_git(*arguments: str) -> list[str] | None:
-    """Return what git lists in this folder; None if it is not a repository, or git is missing."""
-    try:
-        done = try_git(Path(), arguments[0], "-z", *arguments[1:])
-    except StageError:
-        return None
-    return done.stdout.split("\0")[:-1] if done.returncode == 0 else None
+def _has_pointer(path: Path) -> bool:
+    """Return whether DVC tracks *path* with a ``.dvc`` file for it or for a parent folder."""
+    return any(Path(f"{tracked}.dvc").exists() for tracked in (path, *path.parents) if tracked != Path())
 
 
 def check_outputs() -> Iterator[Diagnostic]:
@@ -114,19 +113,14 @@ def check_outputs() -> Iterator[Diagnostic]:
     Records and checkpoints are verified too, except for those beside such a file. Raises `StageError` if DVC
     would write an output outside of the project, or has an invalid name for it.
     """
-    try:
-        with Repo() as repo:
-            _check_names(repo)
-            root, cache = Path(repo.root_dir), Path(repo.cache.local.path)
-            hashes = dict(_list_files(repo))
-            present = [path for path in hashes if path.is_file()]
-            different = [path for path in present if is_damaged(path, hashes[path])]
-            for path in different:
-                yield _describe_difference(repo, path, hashes[path])
-    except StageError:
-        raise
-    except DvcException as error:
-        raise StageError(f"DVC cannot read the outputs: {error}. Run `dvc stage list`") from error
+    with open_repository(Path()) as repo:
+        _check_names(repo)
+        root, cache = Path(repo.root_dir), Path(repo.cache.local.path)
+        hashes = dict(_list_files(repo))
+        present = [path for path in hashes if path.is_file()]
+        different = [path for path in present if is_damaged(path, hashes[path])]
+        for path in different:
+            yield _describe_difference(repo, path, hashes[path])
     if lacking := [path for path, md5 in hashes.items() if not object_path(cache, md5).exists()]:
         yield _describe_lacking(lacking)
     folders = {path.parent for path in different}
@@ -202,9 +196,8 @@ def _remove_damaged(path: Path, md5: str) -> None:
 
 
 def _describe_lacking(paths: list[Path]) -> Diagnostic:
-    names = ", ".join(os.path.relpath(path) for path in paths[:MAX_LISTED_OUTPUTS])
-    more = ", …" if len(paths) > MAX_LISTED_OUTPUTS else ""
-    message = f"DVC's cache lacks {len(paths)} recorded files: {names}{more}"
+    names = join_names(map(os.path.relpath, paths), MAX_LISTED_FILES)
+    message = f"DVC's cache lacks {len(paths)} recorded files: {names}"
     return warning("outputs", message, "dvc pull, or `dvc commit --force` if the workspace has them")
 
 

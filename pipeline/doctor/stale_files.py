@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -13,6 +14,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, Level, ok, problem, warning
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
+from pipeline.project.git import DVC_FOLDER
 from pipeline.project.lockfile import (
     LOCKFILE,
     check_lockfile,
@@ -22,10 +24,10 @@ from pipeline.project.lockfile import (
     repair_lockfiles,
     try_dvc_lock,
 )
-from pipeline.project.paths import runs_root
+from pipeline.project.paths import find_above, runs_root
 from pipeline.project.revisions.dvc_checks import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
-from stages.runs.overview import Run, State
+from stages.runs.overview import State
 from stages.runs.overview import runs as all_runs
 from stages.system.file_lock import is_locked
 from stages.system.files import write_text
@@ -40,18 +42,14 @@ QUEUE = Path("exps/run")
 CLOCK_TOLERANCE_SECONDS = 2
 
 
-def find_temporary_folder() -> Path | None:
-    """Return DVC's temporary folder; None if this is not a project of DVC."""
-    with suppress(DvcException):
-        return Path(Repo.find_dvc_dir(), "tmp")
-    return None
+def find_temporary_folder() -> Path:
+    """Return DVC's temporary folder, which is missing if this is not a project of DVC."""
+    return find_above(DVC_FOLDER) / "tmp"
 
 
 def check_locks() -> Iterator[Diagnostic]:
     """Check dvc.lock and DVC's lists of readers and writers for damage and for entries of ended processes."""
     temporary = find_temporary_folder()
-    if temporary is None:
-        return
     diagnostics = [diagnostic for name in RWLOCKS for diagnostic in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
         message = f"{LOCKFILE} is truncated, as by a kill or a full disk, and every DVC command fails"
@@ -158,8 +156,6 @@ def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
 def check_experiments() -> Iterator[Diagnostic]:
     """Check for killed experiments, and killed workers of the queue, that DVC shows as running."""
     temporary = find_temporary_folder()
-    if temporary is None:
-        return
     diagnostics = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
     if all(diagnostic.level is Level.OK for diagnostic in diagnostics):
         diagnostics.append(ok("experiments", "no killed experiment is shown as running"))
@@ -231,13 +227,9 @@ def check_run_stores() -> Iterator[Diagnostic]:
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
     resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.DEAD)]
     more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
-    yield ok("runs", f"{_count_states(stores)}{more}")
-
-
-def _count_states(stores: Iterable[Run]) -> str:
-    states = [run.state.value for run in stores]
-    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return ", ".join(counts) or "no run store"
+    counts = Counter(run.state.value for run in stores)
+    listed = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no run store"
+    yield ok("runs", f"{listed}{more}")
 
 
 def check_cache() -> Iterator[Diagnostic]:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,7 +20,7 @@ from pydantic import BaseModel
 from pipeline.project.git import find_top
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
-from pipeline.project.snapshot import ABSENT, list_paths, look_up, resolve_stages
+from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
 from pipeline.project.training_check import are_metrics_known, describe_mistake, find_metric_mistakes
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
@@ -117,15 +116,16 @@ def find_late_mistakes(
     lines = [
         f"{key}: the key is missing, and the stage {stage} in dvc.yaml tracks it. Add "
         + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
-        for stage, key in _list_tracked_keys(definition)
-        if look_up(content, key) is ABSENT
+        for stage, entry in stages_of(definition).items()
+        for key in _list_tracked(entry)
+        if key and "${" not in key and look_up(content, key) is ABSENT
     ]
     model = parse_paths(definition, "dvc.yaml").get("model")
     if model is not None:
-        lines += filter(None, [describe_mistake(partial(params.save_model.check_suffix, model))])
-    lines += filter(None, [describe_mistake(params.save_model.check_packages)])
+        lines.append(describe_mistake(params.save_model.check_suffix, model))
+    lines.append(describe_mistake(params.save_model.check_packages))
     return [
-        *lines,
+        *filter(None, lines),
         *_find_untracked_params(content, definition),
         *_find_missing_test_entries(params, definition),
         *_find_rules_without_validation(params),
@@ -160,9 +160,7 @@ def _find_untracked_params(content: Mapping[str, Any], definition: Mapping[str, 
 
 def _list_tracked(entry: Mapping[str, Any]) -> list[str]:
     """Return the keys of params.yaml that *entry*, a stage of dvc.yaml, tracks; an empty text for all."""
-    params = entry.get("params") or []
-    files = [tracked if isinstance(tracked, Mapping) else {str(PARAMS): [tracked]} for tracked in params]
-    return [str(key) for tracked in files if str(PARAMS) in tracked for key in tracked[str(PARAMS)] or [""]]
+    return [key for file, key in list_tracked_params(entry) if file == str(PARAMS)]
 
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> Iterator[str]:
@@ -351,13 +349,6 @@ def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
             yield key, Path(value)
 
 
-def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
-    for stage, entry in stages_of(definition).items():
-        keys = _list_tracked(entry)
-        yield from ((stage, key) for key in keys if key and "${" not in key)
-
-
 def _advice(path: Path) -> str:
     for candidate in (path, *path.parents):
         if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
@@ -372,24 +363,29 @@ def find_plugin_mistakes(params: Params) -> list[str]:
         return []
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
-        done = subprocess.run(  # noqa: S603  no shell
-            program_command(PROGRAM, str(result)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_program(PROGRAM, str(result))
         entries = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     mistakes = [f"{where}: {mistake}" for where, mistake in entries if mistake]
     if entries[-1:] == [END]:
         return mistakes
     where = entries[-1][0] if entries else "the parts"
     last = done.stderr.strip().rpartition("\n")[2]
-    return [
-        *mistakes,
-        f"{where}: the import ended its process with exit code {done.returncode}: {last}",
-    ]
+    return [*mistakes, f"{where}: the import ended its process with exit code {done.returncode}: {last}"]
+
+
+def run_program(
+    program: str, *arguments: str, timeout_seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the Python *program* in another process. Raises `subprocess.TimeoutExpired`."""
+    return subprocess.run(  # noqa: S603  no shell
+        program_command(program, *arguments),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,  # a question for a password gets no answer
+    )
 
 
 def list_imported_parts(params: Params) -> list[str]:
@@ -417,7 +413,7 @@ def main(result: str) -> None:
                 note(where, mistake)
         for name in _list_special_devices(params):
             find_device = resolve_name("stages.devices.compute_settings:find_device")
-            note("fit.device", describe_mistake(partial(find_device, name)))
+            note("fit.device", describe_mistake(find_device, name))
         note(*END)
 
 

@@ -38,13 +38,12 @@ from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads
 from pipeline.project.snapshot import list_paths, read_ignore_rules, resolve_stages
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import add_deps, read_definition
+from pipeline.project.yaml_files import DEFINITION, add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder, TorchDatasets
 from stages.runs.layout import MISSING_DEPS
 from stages.system.files import sha256, write_text
 
-DEFINITION = Path("dvc.yaml")
 MAX_FILES = 5
 """Files in a folder of data after which the folder is reported instead."""
 SECTIONS_BY_STAGE = {
@@ -67,7 +66,7 @@ def find_missing_deps(params: Params) -> list[str]:
     """Return a line for each file that a stage depends on and that its deps lack."""
     return [
         f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
-        for stage, paths in _list_missing_deps(params).items()
+        for stage, paths in list_missing_deps(params).items()
         for path in paths
     ]
 
@@ -77,14 +76,14 @@ def fix_deps(params: Params) -> Iterator[str]:
 
     Raises `ParamsError`, and writes nothing, if the deps of a stage are in a form that cannot be edited.
     """
-    missing = _list_missing_deps(params)
+    missing = list_missing_deps(params)
     if missing:
         write_text(DEFINITION, add_deps(DEFINITION.read_bytes().decode(), missing))
     for stage, files in missing.items():
         yield from (f"{DEFINITION}: added {file} to the deps of {stage}" for file in files)
 
 
-def _list_missing_deps(params: Params) -> Deps:
+def list_missing_deps(params: Params) -> Deps:
     """Return the files that each stage depends on and that its deps lack."""
     noted = _read_notes()
     missing = {
@@ -120,8 +119,8 @@ class Declared:
 
     def build_filter(self) -> Callable[[str], bool]:
         """Return the fast form of `covers` for absolute paths, which follows no links."""
-        deps, outs = ([str(path.absolute()) for path in paths] for paths in (self.deps, self.outs))
-        base, names = f"{Path.cwd()}{os.sep}", frozenset([*deps, *outs])
+        deps, outs = map(_to_names, (self.deps, self.outs))
+        base, names = f"{Path.cwd()}{os.sep}", deps | outs
         below_deps, below_outs = (tuple(f"{name}{os.sep}" for name in paths) for paths in (deps, outs))
         ignored = read_ignore_rules()
         return lambda path: (
@@ -140,6 +139,11 @@ def _read_declared() -> dict[str, Declared]:
         )
         for name, stage in resolve_stages(read_definition()).items()
     }
+
+
+def _to_names(paths: Iterable[Path]) -> frozenset[str]:
+    """Return the absolute names of *paths*."""
+    return frozenset(str(path.absolute()) for path in paths)
 
 
 def _is_below(path: Path, folders: Iterable[Path]) -> bool:
@@ -279,12 +283,12 @@ class DepsGuard:
 
     stage: str
     declared: Declared
-    modules: frozenset[Path]
-    """The code of the stage that is known before it runs."""
-    lazy: frozenset[Path] = frozenset()
+    modules: frozenset[str]
+    """The code of the stage that is known before it runs, by absolute paths as all of these."""
+    lazy: frozenset[str]
     """Modules that this code may import; an earlier stage of the same process may have loaded them."""
-    loggers: frozenset[str] = frozenset()
-    """The absolute paths of modules that only loggers use."""
+    loggers: frozenset[str]
+    """Modules that only loggers use."""
 
     def check(self) -> None:
         """Raise `StageError` if the stage has read a file that its deps do not cover, and note that file."""
@@ -310,9 +314,8 @@ class DepsGuard:
             if not self.loggers.intersection([path, reader])
         }
         loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        lazy = [str(path.absolute()) for path in self.lazy]
-        readers |= {path: path for path in lazy if path in loaded and path not in readers}
-        waiting = [str(path.absolute()) for path in self.modules] + list(readers)
+        readers = {path: path for path in self.lazy & loaded} | readers
+        waiting = [*self.modules, *readers]
         seen = set(waiting)
         while waiting:
             reader = waiting.pop()
@@ -351,31 +354,31 @@ def guard_deps(
     used |= {*programs, *find_imports(programs, certain=True)}
     _check_known(stage, declared, used, _read_notes())
     of_loggers = {*find_modules(params.fit)} - {*find_modules(_read_sections(params)["fit"])}
-    loggers = {str(path.absolute()) for path in (of_loggers | find_imports(of_loggers)) - used}
-    lazy = find_imports([path for path in used if path.suffix == ".py"]) - used
-    guard = DepsGuard(stage, declared, frozenset(used), frozenset(lazy), frozenset(loggers))
-    named = _find_named_files(stage, params, used | lazy)
+    loggers = (of_loggers | find_imports(of_loggers)) - used
+    code = {path for path in used if path.suffix == ".py"}
+    lazy = find_imports(code) - used
+    guard = DepsGuard(stage, declared, *map(_to_names, (used, lazy, loggers)))
+    named = _find_named_files(stage, params, code | lazy)
     with record_reads().recording(body, declared.build_filter(), named):
         yield guard
         guard.check()
 
 
-def _find_named_files(stage: str, params: Params, used: Iterable[Path]) -> dict[str, str]:
-    """Return the files and folders that params of *stage* or its code name, each with the file that does.
+def _find_named_files(stage: str, params: Params, code: Iterable[Path]) -> dict[str, str]:
+    """Return the files and folders that params of *stage* or its *code* name, each with the file that does.
 
     Outputs of the pipeline are left out, because other commands read them at any time.
     """
     section_of = _read_sections(params)
     sections = [section_of[name] for name in SECTIONS_BY_STAGE.get(stage, ())]
-    named = {path: PARAMS for part in sections for path in _find_named_data(part, certain=False)}
-    named |= find_named_files([path for path in used if path.suffix == ".py"], Path.cwd())
+    named = {path.absolute(): PARAMS for part in sections for path in _find_named_data(part, certain=False)}
+    named |= find_named_files(code, Path.cwd())
     outputs = [path.absolute() for entry in _read_declared().values() for path in entry.outs]
     return {
         str(path): str(module.absolute())
-        for path, module in ((path.absolute(), module) for path, module in named.items())
+        for path, module in named.items()
         if path.name not in PIPELINE_FILES
-        and not _is_below(path, outputs)
-        and not any(output.is_relative_to(path) for output in outputs)
+        and not any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
     }
 
 

@@ -51,9 +51,10 @@ VARIABLES_OF_A_REPOSITORY = (
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
 )
-"""What ``git rev-parse --local-env-vars`` lists, without `SETTINGS_OF_A_CALL`."""
-SETTINGS_OF_A_CALL = ("GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS")
-"""Variables with settings such as safe.directory, which git itself passes on to its calls for a submodule."""
+"""What ``git rev-parse --local-env-vars`` lists, except for settings such as safe.directory.
+
+Git itself passes those, GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, on to its calls for a submodule.
+"""
 MAX_LISTED_FILES = 3
 
 
@@ -194,18 +195,11 @@ def _check_owner(runs: Path) -> None:
     project = runs.parent.stat()
     owners = {os.geteuid(), project.st_uid}
     shared = project.st_gid if project.st_mode & stat.S_ISGID else None
-    for path, about in _list_state(runs):
-        if about.st_uid not in owners and about.st_gid != shared:
-            raise StageError(
-                f"{path} belongs to user {about.st_uid}, neither to you nor to the owner of this folder. Run "
-                "in your own clone, or remove it"
-            )
-
-
-def _list_state(runs: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    yield runs, runs.lstat()
-    if runs.is_dir():
-        with os.scandir(runs) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
-                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+    for path in (runs, *runs.glob("*")):
+        with suppress(FileNotFoundError):  # the watchdog of an earlier command has removed its claim
+            about = path.lstat()
+            if about.st_uid not in owners and about.st_gid != shared:
+                raise StageError(
+                    f"{path} belongs to user {about.st_uid}, neither to you nor to the owner of this folder. "
+                    "Run in your own clone, or remove it"
+                )

@@ -6,17 +6,22 @@ A module of a project is a file below its folder that is neither installed nor p
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
+Part = TypeVar("Part")
 OUR_PACKAGES = ("stages", "pipeline")
 INSTALLED = ("site-packages", "dist-packages", "node_modules")
 METADATA = (".egg-info", ".dist-info")
 """Endings of the names of folders that describe an installed package."""
 PACKAGE = "__init__.py"
 """The module of a package. One without a statement changes nothing, and need not be in deps."""
+FALSE_IN_IMPORTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
+"""Conditions that are false in a module that is imported."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
 
 
@@ -46,7 +51,7 @@ def find_imports(files: Iterable[Path], *, certain: bool = False) -> set[Path]:
         path = waiting.pop()
         imported = {
             module
-            for entry in read_imports(path)
+            for entry in read_source(path, _parse_imports)
             if entry.is_certain or not certain
             for module in _resolve(entry, path, folders)
         }
@@ -106,22 +111,22 @@ def has_code(path: Path) -> bool:
         return False
 
 
-def read_imports(path: Path) -> list[Import]:
-    """Return the imports in the file *path*, except for those that only a type checker executes."""
-    try:
-        return _parse_imports(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return []
+def read_source(path: Path, parse: Callable[[bytes], list[Part]]) -> list[Part]:
+    """Return what *parse* returns for the module *path*; nothing if it cannot be read or parsed."""
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        return parse(path.read_bytes())
+    return []
 
 
 @lru_cache(maxsize=256)
 def _parse_imports(source: bytes) -> list[Import]:
+    """Return the imports in *source*, except for those that only a type checker executes."""
     return list(_read_statements(ast.parse(source).body, is_certain=True))
 
 
 def _read_statements(body: list[ast.stmt], *, is_certain: bool) -> Iterator[Import]:
     for statement in body:
-        if isinstance(statement, ast.If) and _is_not_imported(statement.test):
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in FALSE_IN_IMPORTS:
             yield from _read_statements(statement.orelse, is_certain=is_certain)
         elif isinstance(statement, ast.Try | ast.With | ast.ClassDef):
             yield from _read_statements(statement.body, is_certain=is_certain)
@@ -132,11 +137,6 @@ def _read_statements(body: list[ast.stmt], *, is_certain: bool) -> Iterator[Impo
         else:
             is_direct = isinstance(statement, ast.Import | ast.ImportFrom | ast.Expr | ast.Assign)
             yield from _read_nodes(statement, is_certain=is_certain and is_direct)
-
-
-def _is_not_imported(test: ast.expr) -> bool:
-    """Return whether *test* is false in a module that is imported."""
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
 
 
 def _read_nodes(statement: ast.stmt, *, is_certain: bool) -> Iterator[Import]:

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +51,19 @@ def read_lockfile(path: Path) -> dict[str, Any]:
 
 def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
     """Return the content of *text*, read from *source*. Raises `StageError` if it is not a dvc.lock."""
-    content: dict[str, Any] = {}
-    remedy = RESTORE
     if conflict := _CONFLICT.search(text):
         line = text.count("\n", 0, conflict.start()) + 1
-        problem = f"line {line} is a conflict marker of git"
-        remedy = (
-            "Run `git checkout HEAD -- dvc.lock`, or during a merge `git checkout --theirs dvc.lock`, and "
-            "then `learner run`"
+        raise StageError(
+            f"{source} is not a dvc.lock: line {line} is a conflict marker of git. Run `git checkout HEAD -- "
+            "dvc.lock`, or during a merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
-    else:
-        try:
-            content = _load(text)
-            problem = next(_problems(content), "")
-        except YAMLError as error:
-            problem = f"it is not valid YAML: {error}"
+    try:
+        content = load_yaml(text)
+        problem = _find_problem(content)
+    except YAMLError as error:
+        problem = f"it is not valid YAML: {error}"
     if problem:
-        raise StageError(f"{source} is not a dvc.lock: {problem}. {remedy}")
+        raise StageError(f"{source} is not a dvc.lock: {problem}. {RESTORE}")
     return dict(content)
 
 
@@ -88,10 +83,7 @@ def is_truncated(path: Path) -> bool:
 
 def is_truncated_content(encoded: bytes) -> bool:
     """Return whether *encoded*, the content of a file, is the beginning of a dvc.lock."""
-    try:
-        text = encoded.decode("utf-8")
-    except UnicodeDecodeError:
-        return encoded.startswith(HEAD.encode())
+    text = encoded.decode("utf-8", "surrogateescape")  # a character that is cut is not valid YAML
     if not text.strip("\0 \n") or HEAD.startswith(text):  # DVC writes no dvc.lock without stages
         return True
     if _CONFLICT.search(text) or not text.startswith(HEAD):
@@ -99,16 +91,10 @@ def is_truncated_content(encoded: bytes) -> bool:
     if "\0" in text:
         return True
     try:
-        content = _load(text)
+        content = load_yaml(text)
     except YAMLError:
         return True
-    return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
-
-
-@lru_cache(maxsize=1024)
-def _load(text: str) -> Any:
-    """Return the content of *text*, which a stage checks several times, and which runs may have in common."""
-    return load_yaml(text)
+    return _last(content) is None or (not text.endswith("\n") and bool(_find_problem(content)))
 
 
 def _last(content: Any) -> Any:
@@ -118,31 +104,27 @@ def _last(content: Any) -> Any:
     return content
 
 
-def _problems(content: Any) -> Iterator[str]:
+def _find_problem(content: Any) -> str:
+    """Return the reason for which *content* is not that of a dvc.lock; empty if it is."""
     if not isinstance(content, dict) or "schema" not in content:
-        yield f"it has no schema, but is {str(content)[:60]!r}"
-        return
+        return f"it has no schema, but is {str(content)[:60]!r}"
     stages = content.get("stages", {})
     if not isinstance(stages, dict):
-        yield f"stages is {str(stages)[:60]!r}, not a mapping"
-        return
+        return f"stages is {str(stages)[:60]!r}, not a mapping"
     for name, stage in stages.items():
         if not isinstance(stage, dict) or "cmd" not in stage:
-            yield f"stages.{name} is {str(stage)[:60]!r}, not a mapping with a cmd"
-            return
+            return f"stages.{name} is {str(stage)[:60]!r}, not a mapping with a cmd"
         for key in ("deps", "outs"):
             entries = stage.get(key, [])
             if not isinstance(entries, list):
-                yield f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
-                return
-            yield from (
-                f"stages.{name}.{key} has {str(entry)[:100]!r}, not a path with a hash"
-                for entry in entries
-                if not _is_entry(entry)
-            )
+                return f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
+            for entry in entries:
+                if not _is_entry(entry):
+                    return f"stages.{name}.{key} has {str(entry)[:100]!r}, not a path with a hash"
         params = stage.get("params", {})
         if not isinstance(params, dict) or not all(isinstance(values, dict) for values in params.values()):
-            yield f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
+            return f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
+    return ""
 
 
 def _is_entry(entry: Any) -> bool:

@@ -17,6 +17,8 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
+from pipeline.project.imports import read_source
+
 IN_OPEN, IN_ISDIR = 0x20, 0x40000000
 EVENT = struct.Struct("iIII")
 """The watch, the kind, a cookie, and the size of the name that follows."""
@@ -36,7 +38,7 @@ def find_named_files(modules: Iterable[Path], root: Path) -> dict[Path, Path]:
     """
     named: dict[Path, Path] = {}
     for module in modules:
-        texts = _read_texts(root / module)
+        texts = read_source(root / module, _parse_texts)
         bases = [root, (root / module).parent]
         found = _find(bases, texts)
         folders = {path: text for path, text in found.items() if path.is_dir() and root in path.parents}
@@ -55,12 +57,6 @@ def _find(bases: Iterable[Path], texts: Iterable[str]) -> dict[Path, str]:
         if os.path.exists(path):  # noqa: PTH110  ten times as fast
             found[Path(path)] = text
     return found
-
-
-def _read_texts(path: Path) -> list[str]:
-    with suppress(OSError, SyntaxError, ValueError, RecursionError):
-        return _parse_texts(path.read_bytes())
-    return []
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
@@ -32,25 +32,17 @@ class Params(Config):
     save_model: SaveModelConfig = SaveModelConfig()
 
     @model_validator(mode="after")
-    def _best_needs_loss(self) -> Self:
+    def _sections_agree(self) -> Self:
         if self.save_model.epoch == "best" and "loss" not in {use.kind for use in self.fit.metrics}:
             raise ValueError(
                 "save_model.epoch is 'best', but fit.metrics has no 'loss'. Add loss to fit.metrics"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_are_left(self) -> Self:
         checkpoint = self.build_learner.checkpoint
         if checkpoint and checkpoint.epoch and checkpoint.epoch >= self.fit.num_epochs:
             raise ValueError(
                 f"build_learner.checkpoint.epoch is {checkpoint.epoch}, but fit.num_epochs, which includes "
                 f"the epochs before the checkpoint, is {self.fit.num_epochs}. Set it to a larger number"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_is_portable(self) -> Self:
         conflict = describe_portable_optimizer_conflict(self.build_learner.optimizer.kind)
         if self.fit.portable and conflict:
             raise ValueError(conflict)
@@ -62,27 +54,18 @@ def read_params(path: Path = PARAMS) -> Params:
     return validate_params(read_yaml(path), path)
 
 
-class Param(NamedTuple):
-    """A param of a valid params.yaml."""
-
-    key: str
-    """With dots, such as ``fit.num_epochs``."""
-    value: Any
-    """A value that JSON has, of the type that the stage receives."""
-    is_set: bool
-    """Whether params.yaml has the key; the value is the default otherwise."""
-
-
-def list_params(path: Path = PARAMS) -> Iterator[Param]:
+def list_params(path: Path = PARAMS) -> Iterator[tuple[str, Any, bool]]:
     """Yield all params in the order of their sections. Raises as `read_params` does.
 
-    The arguments of a part that is not built in are those that params.yaml has.
+    A param is its key with dots, its value as JSON has it, of the type that the stage receives, and whether
+    params.yaml has it; otherwise the value is the default. The arguments of a part that is not built in are
+    those that params.yaml has.
     """
     content = read_yaml(path)
     return _iterate(validate_params(content, path), content, "")
 
 
-def _iterate(config: BaseModel, content: Any, prefix: str) -> Iterator[Param]:
+def _iterate(config: BaseModel, content: Any, prefix: str) -> Iterator[tuple[str, Any, bool]]:
     """Yield the params of *config*, whose keys begin with *prefix*, and are set in *content* or not."""
     for name, value in config:
         key = f"{prefix}{name}"
@@ -91,7 +74,7 @@ def _iterate(config: BaseModel, content: Any, prefix: str) -> Iterator[Param]:
             is_bare = isinstance(found, str) and found is not ABSENT
             yield from _iterate(value, {"kind": found} if is_bare else found, f"{key}.")
         else:
-            yield Param(key, to_jsonable_python(value), found is not ABSENT)
+            yield key, to_jsonable_python(value), found is not ABSENT
 
 
 def validate_params(content: Any, path: Path) -> Params:

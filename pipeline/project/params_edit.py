@@ -97,7 +97,15 @@ def apply(overrides: Sequence[str], draft: Path) -> None:
     _apply(overrides, draft, draft.name)
     edited = draft.read_text(encoding="utf-8").replace(STAND_IN, INTERPOLATION)
     draft.write_text(edited, encoding="utf-8", newline=line_end)
-    _check_readable(draft, overrides)
+    if not draft.name.lower().endswith(YAML_SUFFIXES):
+        return
+    try:
+        read_yaml(draft)
+    except ParamsError as error:  # DVC drops quotes within braces
+        raise ParamsError(
+            f"-S {' -S '.join(overrides)}: DVC cannot write {draft.name} back, because a mapping in braces "
+            "has a value with a colon. Write it in block style, with one key on each line"
+        ) from error
 
 
 @lru_cache(maxsize=64)
@@ -177,19 +185,6 @@ def _add_pluses(overrides: Sequence[str], draft: Path) -> list[str]:
     added = {key for key in missing if params is not None and has_key(params, key)}
     pairs = zip(keys, overrides, strict=True)
     return [f"+{override}" if key in added else override for key, override in pairs]
-
-
-def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
-    """Raise `ParamsError` if *draft*, which DVC wrote, is not valid YAML: DVC drops quotes within braces."""
-    if not draft.name.lower().endswith(YAML_SUFFIXES):
-        return
-    try:
-        read_yaml(draft)
-    except ParamsError as error:
-        raise ParamsError(
-            f"-S {' -S '.join(overrides)}: DVC cannot write {draft.name} back, because a mapping in braces "
-            "has a value with a colon. Write it in block style, with one key on each line"
-        ) from error
 
 
 def check_content(content: Any, source: Path, definition: Mapping[str, Any]) -> Params:

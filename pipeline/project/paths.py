@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.project.lockfile import read_lockfile
+from pipeline.project.lockfile import LOCKFILE, read_lockfile
 from pipeline.project.yaml_files import read_yaml, stages_of
 from stages.contracts.errors import ParamsError
 from stages.runs.layout import RUNS_FOLDER
@@ -74,9 +74,9 @@ def is_copy() -> bool:
     return find_above(Path(".dvc")).resolve().parent != runs_root().resolve().parent
 
 
-def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
-    """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
-    for entry in stages_of(read_lockfile(path)).values():
+def find_output_md5(output: Path) -> str | None:
+    """Return the md5 of the file *output* that dvc.lock has recorded; None if it has none."""
+    for entry in stages_of(read_lockfile(LOCKFILE)).values():
         for out in entry.get("outs", []):
             if out["path"] == output.as_posix():
                 return str(out.get("md5"))

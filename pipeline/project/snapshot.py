@@ -58,9 +58,8 @@ class Snapshot:
 def take_snapshot(stage: str) -> Snapshot:
     """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
     entry = resolve_stages(read_definition()).get(stage) or {}
-    params = dict(_params(entry.get("params") or []))
     deps = list_paths(entry, "deps")
-    return Snapshot(stage, params, _files(deps), tuple(deps))
+    return Snapshot(stage, dict(_params(entry)), _files(deps), tuple(deps))
 
 
 def resolve_stages(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,16 +69,11 @@ def resolve_stages(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that ``${…}`` can name in a dvc.yaml with *content*: params.yaml and ``vars``."""
-    with suppress(ParamsError):
-        return _merge([read_yaml(Path("params.yaml")), *content.get("vars", [])])
-    return _merge(content.get("vars", []))
-
-
-def _merge(parts: list[Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for part in parts:
-        read = read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
-        values |= read
+    with suppress(ParamsError):
+        values |= read_yaml(Path("params.yaml"))
+    for part in content.get("vars", []):
+        values |= read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
     return values
 
 
@@ -103,15 +97,18 @@ def look_up(values: Any, key: str) -> Any:
     return values
 
 
-def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each parameter: a key of params.yaml or of another file."""
-    for entry in entries:
+def list_tracked_params(stage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield file and key of each param that *stage*, an entry of dvc.yaml, tracks; an empty key for all."""
+    for entry in stage.get("params") or []:
         for name, keys in (entry if isinstance(entry, Mapping) else {"params.yaml": [entry]}).items():
-            values = _read_params_file(Path(name))
-            if not keys:
-                yield f"{name}:", values
-            for key in keys or []:
-                yield f"{name}: {key}", look_up(values, str(key))
+            yield from ((name, str(key)) for key in keys or [""])
+
+
+def _params(stage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each parameter: a key of params.yaml or of another file."""
+    for name, key in list_tracked_params(stage):
+        values = _read_params_file(Path(name))
+        yield (f"{name}: {key}", look_up(values, key)) if key else (f"{name}:", values)
 
 
 def _read_params_file(path: Path) -> Any:
@@ -139,12 +136,8 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
 
 def list_paths(stage: Mapping[str, Any], kind: str) -> list[str]:
     """Return the paths of a *stage* that `resolve_stages` returns, its ``deps`` or its ``outs``."""
-    return list(map(path_of, stage.get(kind) or []))
-
-
-def path_of(entry: Any) -> str:
-    """Return the path of a dependency or an output, which may have settings."""
-    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
+    entries = stage.get(kind) or []
+    return [str(next(iter(entry)) if isinstance(entry, Mapping) else entry) for entry in entries]
 
 
 def _files(deps: list[str]) -> dict[Path, FileState]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from math import ceil
 from pathlib import Path
@@ -44,30 +43,24 @@ def are_metrics_known(params: Params) -> bool:
 
 
 def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
-    """Yield the key and a message for each mistake of metrics that can be built."""
+    """Yield a key and a message for each check of metrics that can be built; an empty one if it passes."""
     checks: Any = import_module("stages.learner.checks")
     registered_metric = import_module("stages.learner.metering").RegisteredMetric
     build = import_module("stages.metrics.registry").build_metric
     built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
-    metrics = {
-        Split.TRAIN: built,
-        Split.VALID: [metric for metric in built if not metric.options.train_only],
-    }
+    metrics = {Split.TRAIN: built, Split.VALID: [metric for metric in built if not metric.options.train_only]}
     model = plugins.find("model", params.build_learner.model.kind, MODELS)
     model = model if isinstance(model, type) else None  # it may be built by a function
-    tests: list[tuple[str, Callable[[], object]]] = [
-        ("fit.metrics", lambda: check_file_names(metric.name for metric in built)),
-        ("fit.metrics", lambda: checks.check_metric_inputs(model, metrics)),
-    ]
+    yield "fit.metrics", describe_mistake(check_file_names, [metric.name for metric in built])
+    yield "fit.metrics", describe_mistake(checks.check_metric_inputs, model, metrics)
     for key, rule in _list_rules(params).items():
-        tests.append((key, partial(checks.check_monitored_metrics, rule, metrics)))
-    yield from ((key, message) for key, test in tests if (message := describe_mistake(test)))
+        yield key, describe_mistake(checks.check_monitored_metrics, rule, metrics)
 
 
-def describe_mistake(test: Callable[[], object]) -> str:
-    """Return the message of the `StageError` that *test* raises; empty if it raises none."""
+def describe_mistake(test: Callable[..., object], *arguments: Any) -> str:
+    """Return the message of the `StageError` that *test* raises for *arguments*; empty if it raises none."""
     try:
-        test()
+        test(*arguments)
     except StageError as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
-from pipeline.project.snapshot import Snapshot
+from pipeline.project.snapshot import Snapshot, list_tracked_params
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
@@ -68,8 +68,7 @@ def text() -> str:
 def is_used() -> bool:
     """Return whether a stage in dvc.yaml has parameters in versions.yaml."""
     stages = stages_of(read_definition()).values()
-    entries = [entry for stage in stages for entry in stage.get("params") or []]
-    return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
+    return any(file == str(PATH) for stage in stages for file, _ in list_tracked_params(stage))
 
 
 def find_stale_versions() -> list[str]:

@@ -17,6 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from stages.contracts.errors import ParamsError
 from stages.system.files import read_regular
 
+DEFINITION = Path("dvc.yaml")
 MAX_YAML_BYTES = 1 << 26
 """Largest YAML file that is read; a dvc.lock has about 100 bytes for each output."""
 MAX_VALUES = 1 << 20
@@ -40,16 +41,16 @@ def read_yaml(path: Path) -> Any:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
 
 
-def read_definition(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
-    """Return the content of the dvc.yaml *path*.
+def read_definition() -> dict[str, Any]:
+    """Return the content of dvc.yaml.
 
     Raises as `read_mapping` does, and `ParamsError` if the stages are not mappings.
     """
-    content = read_mapping(path)
+    content = read_mapping(DEFINITION)
     stages = stages_of(content)
     if not isinstance(stages, dict) or not all(isinstance(stage, dict) for stage in stages.values()):
         raise ParamsError(
-            f"{path}: stages must be a mapping of names to mappings with a cmd; found {str(stages)[:60]!r}"
+            f"dvc.yaml: stages must be a mapping of names to mappings with a cmd; found {str(stages)[:60]!r}"
         )
     return content
 

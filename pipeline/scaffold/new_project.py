@@ -84,9 +84,8 @@ def make_project(directory: Path, template: str) -> tuple[list[str], str | None,
     name *template*, if one of its files already exists, or if a package in *directory* has the name of one
     of ours.
     """
-    collision = find_collision(directory)
-    if collision:
-        raise ParamsError(str(collision))
+    if collision := find_collision(directory):
+        raise ParamsError(collision)
     bin_folder = environment_bin()
     texts = project_files(find_installation(versions.find_this_package()), bin_folder, template=template)
     plot = texts.pop(PLOT)
@@ -162,7 +161,8 @@ def find_installation(package: Distribution) -> Installation:
     if url.startswith("file:"):
         editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
         comment = f"# {name} {package.version}: from LEARNER, in local.mk or as in `make LEARNER=PATH_OR_URL`"
-        return Installation(comment, f"LEARNER := {editable}{_for_make(unquote(urlparse(url).path))}\n")
+        path = unquote(urlparse(url).path).replace("'", "'\\''")  # one word in the shell
+        return Installation(comment, f"LEARNER := {editable}" + make_value(f"'{path}'") + "\n")
     control = origin.get("vcs_info")
     if control:
         return Installation(f"{name} @ {control['vcs']}+{url}@{control['commit_id']}")
@@ -178,11 +178,6 @@ def environment_bin() -> Path | None:
 def make_value(text: str) -> str:
     """Return *text* as the value of a variable in a makefile."""
     return text.replace("$", "$$").replace("#", "\\#")
-
-
-def _for_make(path: str) -> str:
-    """Return *path* as the value of a variable in a makefile that is one word in the shell."""
-    return make_value("'" + path.replace("'", "'\\''") + "'")
 
 
 def _write_files(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:

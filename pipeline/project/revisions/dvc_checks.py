@@ -13,7 +13,7 @@ call them in this process; a damaged file is removed, so that DVC fetches it or 
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -174,20 +174,26 @@ def apply_checks() -> None:
     apply_patches(CHECKS)
 
 
+@contextmanager
+def open_repository(root: Path) -> Iterator[Repo]:
+    """Open the project in *root*, or above it. Raises `StageError` in the block for an error of DVC."""
+    try:
+        with Repo(str(root)) as repo:
+            yield repo
+    except StageError:
+        raise
+    except DvcException as error:
+        raise StageError(f"DVC cannot read the stages of {root}: {error}. Run `dvc stage list`") from error
+
+
 def remove_damaged_outputs(root: Path) -> None:
     """Remove from the cache the damaged files of the recorded stage outputs of the project in *root*.
 
     Data that DVC tracks and no stage writes cannot be computed again, so it is left to `learner doctor`.
     Raises `StageError` if DVC cannot read the stages.
     """
-    with Repo(str(root)) as repo:
-        try:
-            outputs = repo.index.outs
-        except DvcException as error:
-            raise StageError(
-                f"DVC cannot read the stages of {root}: {error}. Run `dvc stage list`"
-            ) from error
-        for output in outputs:
+    with open_repository(root) as repo:
+        for output in repo.index.outs:
             if not output.stage.is_data_source:
                 remove_damaged_output(output)
 

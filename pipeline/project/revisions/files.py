@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -162,29 +163,20 @@ class LocalCache:
         return self._states[md5] is True
 
 
+@dataclass(eq=False)
 class RevisionFiles:
     """The files of a commit, an experiment or the workspace."""
 
-    def __init__(
-        self,
-        tracked: Mapping[str, bytes],
-        cache: LocalCache,
-        *,
-        sha: str | None = None,
-        committed: datetime | None = None,
-    ) -> None:
-        """Take the contents of those `TRACKED` files that exist.
-
-        *sha*, in full, and the time *committed* are None for the workspace.
-        """
-        self.sha = sha
-        self.committed = committed
-        self.collision: str | None = None
-        """The name of an experiment that is listed by its SHA, because another revision has that name."""
-        self.damaged: set[Path] = set()
-        """Cached files whose content was read and does not have their hash."""
-        self._tracked = tracked
-        self._cache = cache
+    _tracked: Mapping[str, bytes]
+    """The contents of those `TRACKED` files that exist."""
+    _cache: LocalCache
+    sha: str | None = None
+    """In full; None for the workspace, as the time of the commit."""
+    committed: datetime | None = None
+    collision: str | None = None
+    """The name of an experiment that is listed by its SHA, because another revision has that name."""
+    damaged: set[Path] = field(default_factory=set)
+    """Cached files whose content was read and does not have their hash."""
 
     @property
     def has_pipeline(self) -> bool:
@@ -206,7 +198,7 @@ class RevisionFiles:
     def read_tracked(self, name: str) -> Mapping[str, Any]:
         """Return the content of the YAML file *name*, one of `TRACKED`; empty if it is missing."""
         text = self._text(name)
-        content = {} if text is None else _parse_tracked(text, name)
+        content = {} if text is None else parse_yaml(text, name)
         return content if isinstance(content, dict) else {}
 
     def read(self, path: Path) -> str | None:
@@ -289,12 +281,6 @@ def _read_workspace(cache: LocalCache) -> RevisionFiles:
     except OSError as error:
         raise ParamsError(f"{error.filename} cannot be read: {error.strerror}. Make it readable") from error
     return RevisionFiles(tracked, cache)
-
-
-@lru_cache(maxsize=16)
-def _parse_tracked(text: str, name: str) -> Any:
-    """Return the content of the YAML file *name*, which runs often have in common."""
-    return parse_yaml(text, name)
 
 
 @lru_cache(maxsize=16)

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
-from dvc.repo.experiments.utils import (
-    AmbiguousExpRefInfo,
-    exp_refs_by_baseline,
-    fix_exp_head,
-    resolve_name,
-)
+from dvc.repo.experiments.utils import AmbiguousExpRefInfo, exp_refs_by_baseline, fix_exp_head, resolve_name
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
 from pipeline.project.git import find_head

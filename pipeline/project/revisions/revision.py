@@ -265,16 +265,17 @@ def set_checkpoint(
     checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
     content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
     text = override_params(overrides, content, f"{PARAMS} of {rev[:12]}")
-    changes = _list_changes(leaves(read_yaml(PARAMS)), leaves(parse_yaml(text, PARAMS)))
+    changes = list(_list_changes(leaves(read_yaml(PARAMS)), leaves(parse_yaml(text, PARAMS))))
     replace_content(PARAMS, text.encode())
     return rev, changes
 
 
-def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each param that differs, except for those of the checkpoint."""
-    names = [name for name in {**after, **before} if not name.startswith("build_learner.checkpoint")]
-    values = {name: [_format(params, name) for params in (after, before)] for name in names}
-    return [f"{name} is {now}, and was {then}" for name, (now, then) in values.items() if now != then]
+def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each param that differs, except for those of the checkpoint."""
+    for name in {**after, **before}:
+        now, then = _format(after, name), _format(before, name)
+        if now != then and not name.startswith("build_learner.checkpoint"):
+            yield f"{name} is {now}, and was {then}"
 
 
 def _format(params: Mapping[str, Any], name: str) -> str:

@@ -38,16 +38,16 @@ def nest(values):
 
 
 def test_listed_params_are_those_that_the_stages_receive(content):
-    listed = nest({param.key: param.value for param in list_params()})
+    listed = nest({key: value for key, value, _ in list_params()})
 
     assert Params.model_validate(listed) == read_params()
 
 
 def test_params_that_are_not_set_have_their_defaults(content):
-    is_set = {param.key: param.is_set for param in list_params()}
+    is_set = {key: is_set for key, _, is_set in list_params()}
 
     assert Params.model_validate(content) == Params.model_validate(
-        nest({param.key: param.value for param in list_params() if param.is_set})
+        nest({key: value for key, value, is_set in list_params() if is_set})
     )
     assert is_set["fit.batch_size"] is False
     assert is_set["fit.num_epochs"] is ("num_epochs" in content["fit"])

@@ -81,7 +81,7 @@ def test_plot_of_many_runs_has_a_bounded_number_of_points_with_the_extremes(coun
     )
     limit = max(4, 2000 // count)
 
-    drawn = plots._epochs(Comparison(runs), ["valid/Loss"], limit)["valid/Loss"]
+    drawn = {run.name: plots._reduce(run.metrics["valid/Loss"].series.items(), limit) for run in runs}
 
     assert sum(map(len, drawn.values())) <= max(2000, 4 * count)
     assert all((98, 7.0) in points and points[-1] == (100, 0.5) for points in drawn.values())

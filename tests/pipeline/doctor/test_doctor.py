@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
     finished.dvc("remote", "add", "disk", str(tmp_path / "unmounted/store")).ok()
 
-    checks = (check_project, check_untracked_files, check_remotes)
+    checks = (check_project, check_untracked_files, partial(check_remotes, LIMIT_SECONDS))
     found = [each for check in checks for each in check()]
 
     problems, warnings = (
@@ -345,7 +346,7 @@ def test_private_name_that_changed_is_a_problem_with_the_supported_version(tmp_p
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(environment, "PATCH_MODULES", ("changed_patches",))
 
-    (found,) = environment.check_patches()
+    (found,) = environment.check_patches(LIMIT_SECONDS)
 
     assert found.level is Level.PROBLEM
     assert "json.dumps has the signature" in found.message

@@ -8,7 +8,7 @@ from dvc.repo import Repo
 from long_tests import long
 
 from pipeline.engine.project_copy import freeze, temporary_copy
-from pipeline.project.git import SETTINGS_OF_A_CALL, VARIABLES_OF_A_REPOSITORY, run_git
+from pipeline.project.git import VARIABLES_OF_A_REPOSITORY, run_git
 from pipeline.project.lockfile import LOCKFILE_BACKUP_LOCK
 from pipeline.project.paths import STORES_VARIABLE
 from stages.contracts.errors import StageError
@@ -62,7 +62,7 @@ def test_every_variable_that_names_a_repository_is_dropped():
     """The settings of `git -c` stay, as for git's submodules: CI sets safe.directory with them."""
     listed = set(run_git(Path(), "rev-parse", "--local-env-vars").split())
 
-    assert listed <= {*VARIABLES_OF_A_REPOSITORY, *SETTINGS_OF_A_CALL}
+    assert listed <= {*VARIABLES_OF_A_REPOSITORY, "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS"}
 
 
 def test_shallow_clone_with_an_edit_can_be_copied(repository):
