@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader, check_available, rechunk
+from stages.records.byte_readers import WINDOW, ByteReader, check_available, rechunk
 from stages.records.limits import ADVICE, LARGEST_RATIO, least_size
 
 CHUNK = 1 << 19
@@ -33,7 +32,6 @@ _EMPTY = b"\0\0\0\xff\xff"
 """An empty stored block."""
 _LAST_DEFLATED = b"\x03\0"
 _LAST_STORED = b"\x01\0\0\xff\xff"
-_WINDOW = 1 << 16
 _STEP = 1 << 18
 _MAX_HEADER = 1 << 18
 
@@ -112,16 +110,15 @@ class GzipReader(ByteReader):
         self._checksum: int
         self._declared: int
         self._checksum, self._declared = struct.unpack("<II", self._file.read(8))
-        limit = self.limits.content
-        self._max_length = self._find_max_length(min(limit, LARGEST_RATIO * self._size), limit)
+        self._packed_size, self._size = self._size, self._find_max_length(self.limits.content)
         self._crc = 0
-        self._window = memoryview(b"")
         self._produced = 0
         self._stream = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE)
         self._file.seek(start)
 
-    def _find_max_length(self, most: int, limit: int) -> int:
+    def _find_max_length(self, limit: int) -> int:
         """Return the largest possible length of the content, which is declared modulo 4 GiB only."""
+        most = min(limit, LARGEST_RATIO * self._size)
         if self._declared <= most:
             return self._declared + (most - self._declared) // 2**32 * 2**32
         if self._declared <= limit:
@@ -134,53 +131,11 @@ class GzipReader(ByteReader):
             f"most {limit} are allowed: it is truncated, corrupt or a decompression bomb; {ADVICE}"
         )
 
-    def remaining(self) -> int:
-        """Return the largest number of bytes that can follow."""
-        return self._max_length - self.offset
-
-    def read(self, size: int) -> bytes:
-        """Return the next *size* bytes."""
-        if not 0 <= size <= self._window.nbytes:
-            check_available(self, size)
-            if size > _WINDOW:
-                return self.read_array(size).tobytes()
-            self._fill_window(size)
-        data = bytes(self._window[:size])
-        self._window = self._window[size:]
-        self.offset += size
-        return data
-
-    def peek(self, size: int) -> bytes:
-        """Return the next *size* bytes without reading them."""
-        size = min(size, self.remaining())
-        if size > self._window.nbytes:
-            self._fill_window(size)
-        return bytes(self._window[:size])
-
-    def read_array(self, size: int) -> Blob:
-        """Return the next *size* bytes in memory of their own."""
-        check_available(self, size)
-        try:
-            data = np.empty(size, np.uint8)
-        except MemoryError as error:
-            raise RecordError(
-                f"{self.name} declares {size} bytes in one value, which do not fit into memory"
-            ) from error
-        filled = min(self._window.nbytes, size)
-        data.data[:filled] = self._window[:filled]
-        self._window = self._window[filled:]
-        while filled < size:
-            content = self._inflate(min(size - filled, _STEP))
-            data.data[filled : filled + len(content)] = content
-            filled += len(content)
-        self.offset += size
-        return data
-
     def skip(self, size: int) -> None:
         """Skip *size* bytes."""
         check_available(self, size)
         while size:
-            step = min(size, self._window.nbytes or _WINDOW)
+            step = min(size, self._window.nbytes or WINDOW)
             self.read(step)
             size -= step
 
@@ -190,9 +145,9 @@ class GzipReader(ByteReader):
         if surplus:
             raise RecordError(f"{self.name} has surplus content after the end of the record at {self.offset}")
         end = self._file.tell() - len(self._stream.unused_data)
-        if end != self._size - 8:
+        if end != self._packed_size - 8:
             raise RecordError(
-                f"{self.name} has {self._size - 8 - end} surplus bytes after its gzip member, which ends at "
+                f"{self.name} has {self._packed_size - 8 - end} surplus bytes after its gzip member, which ends at "
                 f"{end + 8}"
             )
         if self.offset % 2**32 != self._declared or self._crc != self._checksum:
@@ -201,24 +156,18 @@ class GzipReader(ByteReader):
                 f"{self._crc:#010x}, but it declares {self._declared} with {self._checksum:#010x}"
             )
 
-    def _fill_window(self, size: int) -> None:
-        """Inflate until the window has at least *size* bytes, which were checked to be available."""
-        content = bytearray(self._window)
-        while len(content) < size:
-            content += self._inflate(min(_WINDOW, self._max_length - self._produced))
-        self._window = memoryview(content)
-
-    def _inflate(self, limit: int) -> bytes:
-        """Return the next bytes of the content, at least 1 and at most *limit*."""
-        content = self._decompress(limit)
+    def _read_into(self, target: memoryview) -> int:
+        """Inflate at least 1 byte to the beginning of *target*, and return their number."""
+        content = self._decompress(min(len(target), _STEP))
         if not content:
             raise RecordError(
                 f"{self.name} is truncated or corrupt: its content ended after {self._produced} bytes, "
                 f"but it declares {self._declared}"
             )
+        target[: len(content)] = content
         self._crc = isal_zlib.crc32(content, self._crc)
         self._produced += len(content)
-        return content
+        return len(content)
 
     def _decompress(self, limit: int) -> bytes:
         """Return up to *limit* bytes of the content; none only at its end."""
@@ -233,7 +182,7 @@ class GzipReader(ByteReader):
 
     def _read_packed(self) -> bytes:
         """Return the next compressed bytes, none of the trailer."""
-        packed = self._file.read(min(_STEP, self._size - 8 - self._file.tell()))
+        packed = self._file.read(min(_STEP, self._packed_size - 8 - self._file.tell()))
         if not packed:
             raise self._error("the stream is truncated: its final block is missing")
         return packed
