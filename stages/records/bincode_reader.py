@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records import data_section
-from stages.records.byte_readers import Blob, ByteReader, read_blob
+from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
+from stages.records.data_section import build_tensor
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
@@ -60,11 +60,11 @@ class VarintReader:
         self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
         self._is_fixed = name in _FIXED
 
-    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
-        """Return the next *count* numbers as the bytes of a tensor; None without *keep_data*."""
+    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | Skipped:
+        """Return the next *count* numbers as the bytes of a tensor; without *keep_data*, skip them."""
         if not self._is_fixed:
             values = self._read_varints(count, name)
-            return values.view(np.uint8) if keep_data else None
+            return values.view(np.uint8) if keep_data else Skipped(values.nbytes)
         return read_blob(self._source, count * self.least_bytes, keep_data=keep_data)
 
     def _read_varints(self, count: int, name: str) -> NDArray[Any]:
@@ -303,10 +303,7 @@ class _BincodeParser:
         data = read_blob(self._source, size, keep_data=self._keep_data)
         shape = self._shape(name)
         dtype, width = self._dtype(name, table)
-        expected = data_section.check_shape(shape, name, where=self._source.name) * width
-        if size != expected:
-            raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
-        return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
+        return build_tensor(dtype, shape, data, width=width, where=self._where(name))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._number() for _ in range(self._size(MAX_DIMENSIONS, f"{name} has a shape")))
@@ -337,11 +334,7 @@ class _BincodeParser:
         numbers = VarintReader(self._source, self._metadata, like.dtype)
         size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
         data = numbers.read(size, name, keep_data=self._keep_data)
-        shape = self._shape(name)
-        if data_section.check_shape(shape, name, where=self._source.name) != size:
-            raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
-        where = f"{self._source.name}: {name}"
-        return data_section.build_tensor(numbers.dtype, shape, data=data, where=where)
+        return build_tensor(numbers.dtype, self._shape(name), data, where=self._where(name))
 
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
         byte = self._source.read(1)[0]
@@ -373,7 +366,10 @@ class _BincodeParser:
         return int.from_bytes(self._source.read(MARKED[first]), "little")
 
     def _error(self, what: str) -> RecordError:
-        return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")
+        return RecordError(self._where(what))
+
+    def _where(self, what: str) -> str:
+        return f"{self._source.name}, before offset {self._source.offset}: {what}"
 
 
 def _describe(path: tuple[str, ...]) -> str:

@@ -117,7 +117,7 @@ def _encode_tensor(tensor: RawTensor, table: DtypeTable, name: str) -> Pieces:
             f"{name} is {dtype}, which this version of Burn does not support; use one of {table.names}"
         )
     yield _encode_varint(tensor.nbytes)
-    yield from data_section.iter_bytes(tensor, name)
+    yield from data_section.iter_bytes(tensor)
     store = b"\x00" if dtype == "Bool" and table.bool_has_store else b""
     shape = b"".join(map(_encode_varint, tensor.shape))
     yield _encode_varint(len(tensor.shape)) + shape + _encode_varint(table.names.index(dtype)) + store

@@ -143,9 +143,7 @@ def _read_descriptor(parser: cbor.CborParser, name: str, content: Content) -> No
             parser.skip()
     if dtype is None or shape is None or offsets is None or len(offsets) != 2:
         raise parser.error(f"{name} must have a dtype, a shape and two data_offsets")
-    content.entries[name] = data_section.check_entry(
-        TensorEntry(dtype, shape, offsets[0], offsets[1], width), name, where=parser.name
-    )
+    content.entries[name] = TensorEntry(dtype, shape, offsets[0], offsets[1], width)
 
 
 def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
@@ -231,7 +229,7 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     position = 0
     for name, tensor in content.tensors.items():
         yield bytes(content.entries[name].start - position)
-        yield from data_section.iter_bytes(tensor, name)
+        yield from data_section.iter_bytes(tensor)
         position = content.entries[name].end
 
 

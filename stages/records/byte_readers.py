@@ -126,12 +126,12 @@ class ByteReader:
         return count
 
 
-def read_blob(source: ByteReader, size: int, *, keep_data: bool) -> Blob | None:
-    """Return the next *size* bytes of *source*; without *keep_data*, skip them and return None."""
+def read_blob(source: ByteReader, size: int, *, keep_data: bool) -> Blob | Skipped:
+    """Return the next *size* bytes of *source*; without *keep_data*, skip them."""
     if keep_data:
         return source.read_array(size)
     source.skip(size)
-    return None
+    return Skipped(size)
 
 
 def check_available(source: ByteReader, size: int) -> None:

@@ -170,8 +170,7 @@ class _MessagePackParser:
 
     def _blob(self, size: int) -> Blob | Skipped:
         self._spend_memory(_BLOB_MEMORY)
-        blob = read_blob(self._source, size, keep_data=self._keep_data)
-        return Skipped(size) if blob is None else blob
+        return read_blob(self._source, size, keep_data=self._keep_data)
 
     def _enter_container(self, least: int, kind: str, depth: int) -> None:
         self._spend_memory(_CONTAINER_MEMORY)

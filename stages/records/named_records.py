@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
-from stages.records.data_section import build_tensor
+from stages.records.data_section import build_tensor, check_shape
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
 from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
@@ -23,7 +23,6 @@ from stages.records.record_tree import (
     BOOL_STORES,
     ITEM_SIZES,
     MAX_DIMENSIONS,
-    MAX_ELEMENTS,
     Metadata,
     RawTensor,
     Record,
@@ -97,17 +96,10 @@ class _TensorRestorer:
     def _data_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.14 or later."""
         shape = self._shape(node["shape"], path)
-        dtype, item_size = self._dtype(node["dtype"], path)
+        dtype, width = self._dtype(node["dtype"], path)
         data = node["bytes"]
         blob = data if isinstance(data, Skipped) else self._blob(data, path)
-        size = blob.size
-        if size != math.prod(shape) * item_size:
-            raise self._error(
-                path,
-                f"has {size} bytes, expected {math.prod(shape) * item_size} ({dtype}, shape {list(shape)})",
-            )
-        content = None if isinstance(blob, Skipped) else blob
-        return build_tensor(dtype, shape, data=content, where=f"{self._source_name}, {'.'.join(path)}:")
+        return build_tensor(dtype, shape, blob, width=width, where=self._where(path))
 
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.13 or earlier."""
@@ -128,9 +120,7 @@ class _TensorRestorer:
         shape = tuple(node.tolist() if isinstance(node, np.ndarray) else node)
         if not all(type(length) is int and length >= 0 for length in shape):
             raise self._error(path, f"its shape must be non-negative integers, found {list(shape)!s:.200}")
-        # Sizes next to a 0 count too, because a view of such a tensor multiplies them.
-        if math.prod(max(length, 1) for length in shape) >= MAX_ELEMENTS:
-            raise self._error(path, f"its shape {list(shape)!s:.200} has 2**63 elements or more")
+        check_shape(shape, self._where(path))
         return shape
 
     def _dtype(self, node: Tree, path: tuple[str, ...]) -> tuple[str, int]:
@@ -166,7 +156,10 @@ class _TensorRestorer:
         return key
 
     def _error(self, path: tuple[str, ...], what: str) -> RecordError:
-        return RecordError(f"{self._source_name}, {'.'.join(path) or 'the item'}: {what}")
+        return RecordError(f"{self._where(path)} {what}")
+
+    def _where(self, path: tuple[str, ...]) -> str:
+        return f"{self._source_name}, {'.'.join(path) or 'the item'}:"
 
 
 def _is_value_tensor(node: dict[str, Tree]) -> bool:

@@ -141,9 +141,9 @@ def _parse_entry(entry: Json, name: str, where: str) -> TensorEntry:
         raise RecordError(f"{where}: {name} has the dtype {dtype!r:.100}; supported are {', '.join(DTYPES)}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} must have a shape and two data_offsets of non-negative integers")
-    return data_section.check_entry(
-        TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1]), name, where=where
-    )
+    entry = TensorEntry(DTYPES[dtype], tuple(shape), *offsets)
+    data_section.check_size(entry.end - entry.start, entry.dtype, entry.shape, where=f"{where}: {name}")
+    return entry
 
 
 def _are_sizes(node: Json) -> bool:
@@ -222,8 +222,8 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     tensors = sorted(encoder.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
     entries = [(name, NAMES[_dtype(tensor)], tensor.shape, tensor.nbytes) for name, tensor in tensors]
     yield pack_header(header, entries)
-    for name, tensor in tensors:
-        yield from data_section.iter_bytes(tensor, name)
+    for _, tensor in tensors:
+        yield from data_section.iter_bytes(tensor)
 
 
 def pack_header(header: dict[str, Json], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:

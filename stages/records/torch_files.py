@@ -148,7 +148,7 @@ def _load_tensor(tensor: TensorRef, buffers: Buffers, where: str) -> RawTensor:
         raise RecordError(f"{where}: its storage must have {declared} bytes, found {size_found}")
     size = ITEM_SIZES[tensor.dtype]
     pairs = list(zip(tensor.shape, tensor.stride, strict=True))
-    numel = check_shape(tensor.shape, "the tensor", where=where)
+    numel = check_shape(tensor.shape, where)
     last = tensor.offset + sum((length - 1) * stride for length, stride in pairs)
     if numel and (numel * size > data.nbytes or (last + 1) * size > data.nbytes):
         raise RecordError(f"{where}: its shape {list(tensor.shape)} exceeds its storage")
