@@ -175,7 +175,7 @@ class CheckedPieces:
 
     def __init__(self, record: Record, form: Format, *, limit: int | None = None) -> None:
         self.counts = ValueCounts.of(
-            pack_record(record) if form.has_names and record.metadata else record.item
+            pack_record(record) if form.memory_needed and form.has_names else record.item
         )
         self._record = record
         self._form = form

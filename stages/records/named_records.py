@@ -7,7 +7,7 @@ and half floats as their bits; only the metadata declared the type of the number
 
 import math
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
 from stages.records.data_section import build_tensor, check_shape
+from stages.records.dotted_names import check_text, extend_path
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
 from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
@@ -26,9 +27,9 @@ from stages.records.record_tree import (
     Metadata,
     RawTensor,
     Record,
+    Signed,
     Tree,
-    convert_tensors,
-    strip_type_hints,
+    unwrap,
 )
 
 Array = NDArray[Any]
@@ -159,7 +160,7 @@ class _TensorRestorer:
         return RecordError(f"{self._where(path)} {what}")
 
     def _where(self, path: tuple[str, ...]) -> str:
-        return f"{self._source_name}, {'.'.join(path) or 'the item'}:"
+        return f"{self._source_name}, {_name(path)}:"
 
 
 def _is_value_tensor(node: dict[str, Tree]) -> bool:
@@ -225,6 +226,8 @@ def _to_integers(values: Array, name: str) -> Array:
 BURN_VERSION = "0.21.0"
 """Version of Burn that written files declare: the newest that reads and writes these formats."""
 
+MAX_VALUE_SIZE = 1 << 32
+"""Bytes of one value, which must have fewer: MessagePack cannot encode a longer length."""
 UNIT: tuple[()] = ()
 """Burn's ``_b``, an empty struct: an empty array in MessagePack, null in JSON."""
 
@@ -256,14 +259,56 @@ def pack_record(record: Record) -> Tree:
             "a record without metadata cannot be written as MessagePack or JSON; set its metadata with "
             "build_metadata(), or use burnpack or safetensors"
         )
-    item = strip_type_hints(record.item)
-    if _SINCE_BOOL_STORE.match(record.metadata.version):
-        item = convert_tensors(item, _name_store)
-    return {"metadata": asdict(record.metadata), "item": item, "_b": UNIT}
+    names_store = _SINCE_BOOL_STORE.match(record.metadata.version)
+    dtypes = {name: name for name in ITEM_SIZES} | ({"Bool": {"Bool": "Native"}} if names_store else {})
+    return {
+        "metadata": asdict(record.metadata),
+        "item": _to_plain(record.item, ("item",), dtypes),
+        "_b": UNIT,
+    }
 
 
-def _name_store(tensor: RawTensor) -> RawTensor:
-    return replace(tensor, bool_store="Native") if tensor.dtype == "Bool" else tensor
+def _to_plain(node: Tree, path: tuple[str, ...], dtypes: dict[str, Tree]) -> Tree:
+    """Return *node* without type hints, and with a map for each tensor, whose dtype is in *dtypes*.
+
+    Raises `RecordError`, with the path, for a value that could not be read back.
+    """
+    node = unwrap(node)
+    if isinstance(node, RawTensor):
+        return _tensor_map(node, path, dtypes)
+    if isinstance(node, dict):
+        return {key: _to_plain(value, extend_path(path, key), dtypes) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_to_plain(value, extend_path(path, str(i)), dtypes) for i, value in enumerate(node)]
+    if isinstance(node, str):
+        return check_text(node, _name(path))
+    if not isinstance(node, int | float | bytes | bytearray | memoryview | None) or isinstance(
+        node, np.generic
+    ):
+        raise RecordError(
+            f"{_name(path)} is a {type(node).__module__}.{type(node).__name__} and cannot be recorded; use "
+            "tensors, numbers, text, bytes, lists and dicts, which can be read without running code"
+        )
+    if isinstance(node, int) and not -(1 << 63) <= node < 1 << 64:
+        raise RecordError(f"{_name(path)} is {node}, which does not fit into 64 bits")
+    return int(node) if isinstance(node, Signed) else node
+
+
+def _tensor_map(tensor: RawTensor, path: tuple[str, ...], dtypes: dict[str, Tree]) -> dict[str, Tree]:
+    if tensor.dtype not in dtypes:
+        raise RecordError(
+            f"{_name(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of {', '.join(dtypes)}"
+        )
+    if tensor.nbytes >= MAX_VALUE_SIZE:
+        raise RecordError(
+            f"{_name(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is limited to 4 GiB; "
+            "save it as safetensors or burnpack"
+        )
+    return {"bytes": tensor, "shape": list(tensor.shape), "dtype": dtypes[tensor.dtype]}
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the item"
 
 
 def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:

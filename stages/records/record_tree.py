@@ -59,13 +59,6 @@ class RawTensor:
     shape: tuple[int, ...]
     pieces: Callable[[], Iterable[memoryview]]
     """Returns the bytes in order, `nbytes` in total; each call starts from the beginning."""
-    bool_store: str | None = None
-    """The storage of a Bool that MessagePack and JSON name since Burn 0.21; None for no name."""
-
-    @property
-    def dtype_node(self) -> Tree:
-        """The type as MessagePack and JSON store it."""
-        return {self.dtype: self.bool_store} if self.bool_store else self.dtype
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Any) -> "RawTensor":
@@ -170,17 +163,12 @@ class Record:
 
 def strip_type_hints(node: Tree) -> Tree:
     """Return *node* with `Some`, `Variant`, `Map`, `Signed` and tuples replaced by plain values."""
-    if isinstance(node, Some):
-        return strip_type_hints(node.value)
-    if isinstance(node, Variant):
-        return {node.name: strip_type_hints(node.value)}
+    node = unwrap(node)
     if isinstance(node, dict):
         return {key: strip_type_hints(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [strip_type_hints(value) for value in node]
-    if isinstance(node, Signed):
-        return int(node)
-    return node
+    return int(node) if isinstance(node, Signed) else node
 
 
 def unwrap(node: Tree) -> Tree:

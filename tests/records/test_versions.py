@@ -86,8 +86,8 @@ def test_bf16_of_0_13_and_empty_tensors_are_read():
 @pytest.mark.parametrize(
     ("node", "what"),
     [
-        (data_map(blob(bytes(7)), [2], "F32"), "has 7 bytes, expected 8"),
-        (data_map(Skipped(7), [2], "F32"), "has 7 bytes, expected 8"),
+        (data_map(blob(bytes(7)), [2], "F32"), "has 7 bytes, but shape .* takes 8"),
+        (data_map(Skipped(7), [2], "F32"), "has 7 bytes, but shape .* takes 8"),
         (data_map(blob(b""), [-1, 0], "F32"), "shape must be non-negative integers"),
         (data_map(blob(b""), [1.0], "F32"), "shape must be non-negative integers"),
         (data_map(blob(b""), [True], "F32"), "shape must be non-negative integers"),
@@ -206,6 +206,39 @@ def test_record_is_written_in_burn_order_without_type_hints():
     assert msgpack.packb(tree["_b"]) == b"\x90"
     with pytest.raises(RecordError, match="without metadata"):
         pack_record(Record(item))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"a": {"b": object()}}, "item.a.b is a builtins.object"),
+        ({"a": [1, {2: 3}]}, "the record has the key 2 at 'item.a.1'"),
+        ({"a": np.float64(1)}, "item.a is a numpy.float64"),
+        ({"a": {1, 2}}, "item.a is a builtins.set"),
+        ({"a": 2**64}, "item.a is 18446744073709551616, which does not fit into 64 bits"),
+        ({"a": "\ud800"}, "item.a has the text '\\ud800', which is not valid Unicode"),
+        ({"a": np.zeros((2, 2))}, "item.a is a numpy.ndarray"),
+        ({"a": RawTensor.of("F8", (1,), b"")}, "item.a is a tensor of the unsupported dtype 'F8'"),
+        (
+            {"a": RawTensor("F32", (2**30,), tuple)},
+            "item.a has 4294967296 bytes, but a value in MessagePack and JSON is limited to 4 GiB; save it as "
+            "safetensors or burnpack",
+        ),
+    ],
+)
+def test_unsupported_value_is_refused_with_its_path(node, message):
+    with pytest.raises(RecordError) as error:
+        pack_record(Record(node, FULL))
+
+    assert message in str(error.value)
+
+
+def test_too_deep_or_cyclic_tree_is_not_written():
+    endless = []
+    endless.append(endless)
+
+    with pytest.raises(RecordError, match="deeper than 128"):
+        pack_record(Record(endless, FULL))
 
 
 def test_metadata_equals_that_of_burn():
