@@ -118,8 +118,8 @@ def iter_bytes(tensor: RawTensor) -> Iterator[memoryview]:
         written += piece.nbytes
     if written != tensor.nbytes:
         raise RecordError(
-            f"a {tensor.dtype} tensor of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but its data "
-            f"has {written}"
+            f"a {tensor.dtype} tensor of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but its "
+            f"data has {written}"
         )
 
 

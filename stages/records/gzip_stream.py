@@ -141,14 +141,12 @@ class GzipReader(ByteReader):
 
     def finish(self) -> None:
         """Raise `RecordError` unless the content, its length, its checksum and the file end here."""
-        surplus = self._window.nbytes or len(self._decompress(1))
-        if surplus:
+        if self._window.nbytes or self._decompress(1):
             raise RecordError(f"{self.name} has surplus content after the end of the record at {self.offset}")
-        end = self._file.tell() - len(self._stream.unused_data)
-        if end != self._packed_size - 8:
+        end = self._file.tell() - len(self._stream.unused_data) + 8
+        if surplus := self._packed_size - end:
             raise RecordError(
-                f"{self.name} has {self._packed_size - 8 - end} surplus bytes after its gzip member, which ends at "
-                f"{end + 8}"
+                f"{self.name} has {surplus} surplus bytes after its gzip member, which ends at {end}"
             )
         if self.offset % 2**32 != self._declared or self._crc != self._checksum:
             raise RecordError(

@@ -268,7 +268,7 @@ _WRITE_CHUNK = 1 << 16
 
 
 def encode(node: Tree) -> Iterator[bytes]:
-    """Yield the text of *node*, a tree of `pack_record`, without whitespace, as serde_json's ``to_writer``."""
+    """Yield the text of *node*, a tree of `pack_record`, without whitespace: serde_json's ``to_writer``."""
     yield from _check_size(_encode(node, -1))
 
 
@@ -341,8 +341,8 @@ def _encode_scalar(node: Tree) -> bytes:
     text = json.dumps(None if node == () else node, ensure_ascii=False).encode()
     if len(text) > MAX_TEXT:
         raise RecordError(
-            f"the text {node[:20]!r}… of {len(text)} bytes could not be read back from JSON; at most {MAX_TEXT} "
-            "are allowed"
+            f"the text {node[:20]!r}… of {len(text)} bytes could not be read back from JSON; at most "
+            f"{MAX_TEXT} are allowed"
         )
     return text
 

@@ -297,12 +297,13 @@ def _to_plain(node: Tree, path: tuple[str, ...], dtypes: dict[str, Tree]) -> Tre
 def _tensor_map(tensor: RawTensor, path: tuple[str, ...], dtypes: dict[str, Tree]) -> dict[str, Tree]:
     if tensor.dtype not in dtypes:
         raise RecordError(
-            f"{_name(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of {', '.join(dtypes)}"
+            f"{_name(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of "
+            f"{', '.join(dtypes)}"
         )
     if tensor.nbytes >= MAX_VALUE_SIZE:
         raise RecordError(
-            f"{_name(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is limited to 4 GiB; "
-            "save it as safetensors or burnpack"
+            f"{_name(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is limited to 4 "
+            "GiB; save it as safetensors or burnpack"
         )
     return {"bytes": tensor, "shape": list(tensor.shape), "dtype": dtypes[tensor.dtype]}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stages.contracts.errors import ParamsError, RecordError
 from stages.records.bincode_reader import parse_version
-from stages.records.formats import Format, is_safetensors
+from stages.records.formats import Format
 from stages.records.named_records import BURN_VERSION, build_metadata
 from stages.records.precision import DoublePrecision, HalfPrecision, OriginalPrecision, Precision
 from stages.records.record_tree import (
@@ -52,11 +52,11 @@ def choose_layout(record: Record, before: Format, after: Format, wanted: Layout 
     Only a safetensors file can have PyTorch's. Raises `ParamsError` if *wanted* is PyTorch's for another
     format, or if it is None and a matrix of Burn could be transposed in the eyes of a reader.
     """
-    if not is_safetensors(after):
+    if not after.is_safetensors:
         if wanted == "torch":
             raise ParamsError(f"{after.suffix} files have Burn's axes. Leave --layout torch out")
         return "burn"
-    if wanted or is_safetensors(before):
+    if wanted or before.is_safetensors:
         return wanted or record.layout
     if matrix := next((name for name, tensor in _tensors(record) if len(tensor.shape) == MATRIX), None):
         raise ParamsError(
