@@ -120,7 +120,7 @@ def _read_metadata(source: ByteReader) -> Content:
 def _iter_keys(parser: cbor.CborParser) -> Iterator[str]:
     """Yield the keys of the next map; the caller must read the value of each key before the next key."""
     seen = set()
-    for _ in range(parser.entries(MAX_ENTRIES)):
+    for _ in range(parser.count(cbor.MAP, MAX_ENTRIES)):
         key = parser.text()
         if key in seen:
             raise parser.error(f"duplicate name {key[:100]!r}")
@@ -134,9 +134,9 @@ def _read_descriptor(parser: cbor.CborParser, name: str, content: Content) -> No
         if key == "dtype":
             dtype, width = _read_dtype(parser, name)
         elif key == "shape":
-            shape = tuple(parser.unsigned() for _ in range(parser.items(MAX_DIMENSIONS)))
+            shape = tuple(parser.unsigned() for _ in range(parser.count(cbor.ARRAY, MAX_DIMENSIONS)))
         elif key == "data_offsets":
-            offsets = [parser.unsigned() for _ in range(parser.items(2))]
+            offsets = [parser.unsigned() for _ in range(parser.count(cbor.ARRAY, 2))]
         elif key == "param_id":
             content.ids[name] = parser.unsigned()
         else:
@@ -151,7 +151,7 @@ def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
     if parser.kind() == cbor.TEXT:
         dtype = parser.text()
     else:
-        if parser.entries(1) != 1:
+        if parser.count(cbor.MAP, 1) != 1:
             raise parser.error(f"{name} has a dtype without a name")
         dtype = parser.text()
         if dtype != "Bool":
@@ -173,7 +173,7 @@ def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
 
 
 def _read_scalar(parser: cbor.CborParser) -> Scalar:
-    kind = parser.text() if parser.entries(1) == 1 else ""
+    kind = parser.text() if parser.count(cbor.MAP, 1) == 1 else ""
     if kind == "Int":
         value = parser.integer()
         if not -(1 << 63) <= value < 1 << 63:
@@ -181,10 +181,8 @@ def _read_scalar(parser: cbor.CborParser) -> Scalar:
         return Signed(value)
     if kind == "UInt":
         return parser.unsigned()
-    if kind == "Float":
-        return parser.float()
-    if kind == "Bool":
-        return parser.boolean()
+    if kind in {"Float", "Bool"} and isinstance(number := parser.simple(), bool) == (kind == "Bool"):
+        return number
     raise parser.error(f"a scalar must be an Int, UInt, Float or Bool, found {kind[:100]!r}")
 
 
@@ -218,18 +216,19 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     Raises `RecordError` if the tree has text or bytes; store text in `Record.extra`.
     """
     tensors, descriptors, scalars = _describe_leaves(record.item)
-    extra = {check_text(key, "the record"): text for key, text in sorted((record.extra or {}).items())}
-    for text in extra.values():
+    extra = dict(sorted((record.extra or {}).items()))
+    for text in (*extra, *extra.values()):
         check_text(text, "the record")
     _check_counts({"tensors": tensors, "numbers": scalars, "texts": extra})
     renamed = {_rename(name, "_lora.", ".lora.", tensors): entry for name, entry in descriptors.items()}
-    parts = {
+    parts: dict[str, Any] = {
         "tensors": dict(sorted(renamed.items())),
         "metadata": extra,
         "scalars": dict(sorted(scalars.items())),
     }
-    described = {name: part for name, part in parts.items() if part or name == "tensors"}
-    metadata = b"".join(cbor.encode(described))
+    metadata = b"".join(
+        cbor.encode({name: part for name, part in parts.items() if part or name == "tensors"})
+    )
     if len(metadata) > MAX_METADATA:
         raise RecordError(
             f"the record's names take {len(metadata)} bytes, but burnpack allows at most {MAX_METADATA}"

@@ -141,9 +141,9 @@ def _parse_entry(entry: Json, name: str, where: str) -> TensorEntry:
         raise RecordError(f"{where}: {name} has the dtype {dtype!r:.100}; supported are {', '.join(DTYPES)}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} must have a shape and two data_offsets of non-negative integers")
-    entry = TensorEntry(DTYPES[dtype], tuple(shape), *offsets)
-    data_section.check_size(entry.end - entry.start, entry.dtype, entry.shape, where=f"{where}: {name}")
-    return entry
+    start, end = offsets
+    data_section.check_size(end - start, DTYPES[dtype], tuple(shape), where=f"{where}: {name}")
+    return TensorEntry(DTYPES[dtype], tuple(shape), start, end)
 
 
 def _are_sizes(node: Json) -> bool:

@@ -3,7 +3,6 @@
 What the other version cannot load is an error; nothing is guessed.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,16 @@ from stages.records import formats
 from stages.records.burn_layouts import HISTORIES, from_022, to_021, to_022
 from stages.records.dotted_names import param_ids
 from stages.records.formats import Format
-from stages.records.record_tree import Map, ParameterState, RawTensor, Record, Tree, Variant, iter_leaves
+from stages.records.record_tree import (
+    Map,
+    ParameterState,
+    RawTensor,
+    Record,
+    Tree,
+    Variant,
+    fields_of,
+    iter_leaves,
+)
 
 IN_COMPOSED = FIELDS.keys() - {"Step", "Sequential"}
 """The parts that a composed schedule of 0.21 can have."""
@@ -44,7 +52,9 @@ def translate_version(record: Record, source: Path, before: Format, after: Forma
 
 def lacks_activations(item: Tree) -> bool:
     """Return whether *item* has an RNN without its activations, which Burn up to 0.21 needs."""
-    return any(map(_lacks_activation, _nodes(item)))
+    parts = [part for _, part in fields_of(item)] if isinstance(item, dict | list) else []
+    has_gate = any(isinstance(part, dict) and part.keys() >= TRANSFORMS for part in parts)
+    return (has_gate and ACTIVATION not in item) or any(map(lacks_activations, parts))
 
 
 def _read_022(record: Record, source: Path) -> Tree:
@@ -124,16 +134,3 @@ def _paths(source: Path) -> dict[str, str]:
         return {}
     ids = param_ids(formats.read(path, keep_data=False).item)
     return {key: name for name, key in ids.items()}
-
-
-def _nodes(node: Tree) -> Iterator[dict[str, Tree]]:
-    """Yield each map in *node*."""
-    if isinstance(node, dict):
-        yield node
-    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _nodes(part)
-
-
-def _lacks_activation(node: dict[str, Tree]) -> bool:
-    has_gate = any(isinstance(part, dict) and part.keys() >= TRANSFORMS for part in node.values())
-    return has_gate and ACTIVATION not in node

@@ -33,6 +33,8 @@ INSTANCE_NORM = {
     "epsilon": None,
     "affine": None,
 }
+# the last field is "gelu" up to Burn 0.20 and "activation" since: a constant, whose name does not matter
+FEED_FORWARD = {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
 _ATTENTION_CONSTANTS = ("dropout", "activation", "d_model", "n_heads", "d_k", "min_float", "quiet_softmax")
 SIGMOID = Variant("Sigmoid", 6, None)
 TANH = Variant("Tanh", 7, None)
@@ -197,14 +199,14 @@ def _attention(module: Any) -> Tree:
 def _encoder_layer(module: Any) -> Tree:
     """Return the layout of an `nn.TransformerEncoderLayer`."""
     norms = ("norm2", "norm1") if module.norm_first else ("norm1", "norm2")
-    attention = {"mha": "self_attn", "pwff": _feed_forward()}
+    attention = {"mha": "self_attn", "pwff": FEED_FORWARD}
     return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
 
 
 def _decoder_layer(module: Any) -> Tree:
     """Return the layout of an `nn.TransformerDecoderLayer`."""
     norms = ("norm2", "norm3", "norm1") if module.norm_first else ("norm1", "norm2", "norm3")
-    attention = {"cross_attn": "multihead_attn", "self_attn": "self_attn", "pwff": _feed_forward()}
+    attention = {"cross_attn": "multihead_attn", "self_attn": "self_attn", "pwff": FEED_FORWARD}
     return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
 
 
@@ -215,11 +217,6 @@ def _encoder(module: Any) -> Tree:
     """
     sizes = ("d_model", "d_ff", "n_heads", "n_layers", "dropout", "norm_first", "quiet_softmax")
     return {"layers": [f"layers.{place}" for place in range(len(module.layers))], **dict.fromkeys(sizes)}
-
-
-def _feed_forward() -> Tree:
-    # the last field is "gelu" up to Burn 0.20 and "activation" since: a constant, whose name does not matter
-    return {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
 
 
 def _transformer_norms(names: tuple[str, ...]) -> Tree:
