@@ -12,7 +12,7 @@ from torch import Tensor
 STEP = "step"
 
 
-def _evaluate(closure: Any) -> Any:
+def evaluate(closure: Any) -> Any:
     """Return the loss of *closure*, computed with gradients; None without a closure."""
     if closure is None:
         return None
@@ -41,7 +41,7 @@ class PerParameterOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update each parameter that has a gradient, and return the loss of *closure*."""
-        loss = _evaluate(closure)
+        loss = evaluate(closure)
         for group, parameter in _list_trained(self):
             self._step(group, parameter)
         return loss
@@ -137,7 +137,7 @@ class CautiousAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Decay the parameters, and step as AdamW."""
-        loss = _evaluate(closure)
+        loss = evaluate(closure)
         for group, parameter in _list_trained(self):
             self._decay(group, parameter)
         super().step()

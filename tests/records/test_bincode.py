@@ -280,7 +280,7 @@ def test_tensor_read_without_data_raises_when_data_is_requested():
         (b"\x00\x00\x0f", tensor("F32"), "Burn 0.21.0 has 0 to 14"),
         (b"\x01\x01\x00\x0d\x03", tensor("F32"), "the storage number 3"),
         (b"\x01\x02\x00\x0d\x00", tensor("F32"), "contains 2; expected only 0 and 1"),
-        (b"\x00\x02\x00\xfd" + b"\xff" * 8 + b"\x01", tensor("F32"), "2\\*\\*63 elements or more"),
+        (b"\x00\x02\x00\xfd" + b"\xff" * 8 + b"\x01", tensor("F32"), "elements or more"),
         (b"\x00\x28" + b"\x00" * 50, tensor("F32"), "at most 32"),
     ],
 )
