@@ -8,7 +8,7 @@ smallest size that it accepts.
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -45,33 +45,35 @@ def write_compressed(
     """
     length = checksum = 0
     threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
-    waiting: deque[tuple[Future[tuple[bytes, int]], int]] = deque()
-
-    def write_first() -> None:
-        nonlocal length, checksum
-        future, size = waiting.popleft()
-        data, part = future.result()
-        file.write(data)
-        checksum = isal_zlib.crc32_combine(checksum, part, size)
-        length += size
-
     with ThreadPoolExecutor(threads) as pool:
         file.write(HEADER)
-        for chunk in rechunk(pieces, CHUNK):
-            waiting.append((pool.submit(_deflate, bytes(chunk)), len(chunk)))
-            if len(waiting) > threads + 1:
-                write_first()
-        while waiting:
-            write_first()
+        for data, part, size in _deflate_on(pool, rechunk(pieces, CHUNK), threads + 1):
+            file.write(data)
+            checksum = isal_zlib.crc32_combine(checksum, part, size)
+            length += size
     missing = least_size(length, values) + len(HEADER) - file.tell()
     file.write(_EMPTY * -(-missing // len(_EMPTY)) + _LAST_DEFLATED)
     file.write(struct.pack("<II", checksum, length & 0xFFFFFFFF))
 
 
-def _deflate(chunk: bytes) -> tuple[bytes, int]:
-    """Return *chunk* as independent blocks that end at a byte boundary, and its checksum."""
+def _deflate_on(
+    pool: ThreadPoolExecutor, chunks: Iterable[bytearray | memoryview], ahead: int
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the results of `_deflate` in order, while *ahead* chunks are compressed."""
+    waiting: deque[Future[tuple[bytes, int, int]]] = deque()
+    for chunk in chunks:
+        waiting.append(pool.submit(_deflate, bytes(chunk)))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _deflate(chunk: bytes) -> tuple[bytes, int, int]:
+    """Return *chunk* as independent blocks that end at a byte boundary, its checksum and its length."""
     stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS, _MEMORY_LEVEL)
-    return stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH), isal_zlib.crc32(chunk)
+    data = stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH)
+    return data, isal_zlib.crc32(chunk), len(chunk)
 
 
 def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:

@@ -29,8 +29,6 @@ MAX_DEPTH = 128
 MIN_NUMBERS = 16
 """Length from which a list that contains only numbers counts as a list of numbers."""
 _BYTES_PER_VALUE = 256
-_TENSOR_VALUES = 4
-_TENSOR_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,8 @@ class ValueCounts:
         node = unwrap(node)
         self.values += 1
         if isinstance(node, RawTensor):
-            return self._add_tensor(node)
+            self.values += 1
+            self.tensors += 1
         if isinstance(node, dict):
             self.containers += 1
             self.keys += len(node)
@@ -113,15 +112,6 @@ class ValueCounts:
             return self._add_list(node)
         if isinstance(node, str | bytes):
             self.text += len(node)
-        return []
-
-    def _add_tensor(self, tensor: RawTensor) -> list[Tree]:
-        """Count a tensor as the map of bytes, shape and dtype that it becomes in a file."""
-        self.containers += 2
-        self.keys += _TENSOR_KEYS
-        self.tensors += 1
-        self.values += _TENSOR_KEYS + _TENSOR_VALUES + len(tensor.shape)
-        self.text += len("bytesshapedtype") + len(tensor.dtype)
         return []
 
     def _add_list(self, node: list[Any] | tuple[Any, ...]) -> list[Tree]:

@@ -141,8 +141,6 @@ class _TensorRestorer:
 
     def _blob(self, data: Tree, path: tuple[str, ...]) -> NDArray[Any]:
         """Return *data*, a blob or a list of numbers from 0 to 255, as an array of bytes."""
-        if isinstance(data, bytes):
-            return np.frombuffer(data, np.uint8)
         if isinstance(data, np.ndarray) and data.dtype == np.uint8:
             return data
         if isinstance(data, list) and all(type(byte) is int and 0 <= byte < 256 for byte in data):

@@ -45,7 +45,7 @@ def read(node, metadata=FULL):
     ],
 )
 def test_tensor_of_0_14_and_later_is_read_in_every_dtype(dtype, data, shape, expected):
-    for form in (blob(data), data, list(data), np.frombuffer(data, np.uint8).astype(np.int64)):
+    for form in (blob(data), list(data), np.frombuffer(data, np.uint8).astype(np.int64)):
         tensor = read(data_map(form, shape, dtype))
 
         assert (tensor.dtype, tensor.shape) == (expected, tuple(shape))

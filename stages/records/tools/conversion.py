@@ -1,5 +1,6 @@
 """Conversion of a record to another format or precision."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -101,12 +102,13 @@ def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
         return _add_types_to_list(node, like, path)
     if like is None:
         return None  # a constant: readers ignore its value
-    if isinstance(like, Signed):
-        return Signed(int(node)) if isinstance(node, int) else _refuse(node, "an integer", path)
+    if isinstance(like, Signed) and isinstance(node, int):
+        return Signed(node)
     if isinstance(like, float) and isinstance(node, int | float):
         return float(node)
-    fits = isinstance(node, type(like)) and isinstance(node, bool) == isinstance(like, bool)
-    return node if fits else _refuse(node, f"a {type(like).__name__}", path)
+    if not isinstance(node, type(like)) or isinstance(node, bool) != isinstance(like, bool):
+        raise _misfit(node, "an integer" if isinstance(like, Signed) else f"a {type(like).__name__}", path)
+    return node
 
 
 def _add_types_to_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
@@ -139,13 +141,11 @@ def _settings(record: Record) -> Precision:
     by_name = {one.settings: one for one in (OriginalPrecision, HalfPrecision, DoublePrecision)}
     if isinstance(record.metadata, Metadata) and record.metadata.settings in by_name:
         return by_name[record.metadata.settings]
-    sizes = {"F16": 0, "F64": 0}
-    others = 0
-    for _, leaf in iter_leaves(record.item):
-        if isinstance(leaf, RawTensor) and leaf.dtype in sizes:
-            sizes[leaf.dtype] += leaf.numel
-        elif isinstance(leaf, RawTensor) and leaf.dtype in FLOATS:
-            others += leaf.numel
+    sizes: Counter[str] = Counter()
+    for _, tensor in _tensors(record):
+        if tensor.dtype in FLOATS:
+            sizes[tensor.dtype] += tensor.numel
+    others = sizes.total() - sizes["F16"] - sizes["F64"]
     if sizes["F16"] > max(sizes["F64"], others):
         return HalfPrecision
     return DoublePrecision if sizes["F64"] > others else OriginalPrecision
@@ -162,10 +162,6 @@ def _version(metadata: Metadata | None) -> str:
 
 def _loses(dtype: str, target: str) -> bool:
     return ITEM_SIZES[target] < ITEM_SIZES[dtype] or {dtype, target} == {"BF16", "F16"}
-
-
-def _refuse(node: Tree, expected: str, path: str) -> Tree:
-    raise _misfit(node, expected, path)
 
 
 def _misfit(node: Tree, expected: str, path: str) -> RecordError:
