@@ -45,7 +45,9 @@ def check_size(size: int, dtype: str, shape: tuple[int, ...], *, width: int = 0,
     """
     expected = check_shape(shape, where) * (width or ITEM_SIZES[dtype])
     if size != expected:
-        raise RecordError(f"{where} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
+        raise RecordError(
+            f"{where} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected} bytes"
+        )
 
 
 def sort_entries(entries: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:

@@ -167,15 +167,15 @@ class _ListParser:
     def _flat_list(self, start: int, end: int, key: str) -> Tree:
         """Return the numbers, true, false and null from *start* to *end*; None if the list is not long."""
         length = 1 + int(np.count_nonzero(self._data[start:end] == ord(",")))
-        if length > self._limits.numbers and key not in NUMBER_KEYS:
-            raise self._error(
-                f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
-            )
         if key == "bytes" and (length > _MAX_BYTES_LIST or not self._keep_data):
             blob = self._blob(start, end, length)
             if blob is not None:
                 return blob
         array = self._array(start, end, length) if length > MAX_LIST else None
+        if array is not None and length > self._limits.numbers and key not in NUMBER_KEYS:
+            raise self._error(
+                f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
+            )
         if array is not None:
             return array
         self._spend_memory(_NUMBER_MEMORY * length, start)

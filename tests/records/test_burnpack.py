@@ -305,7 +305,7 @@ def test_tensor_read_without_data_has_only_a_shape(burns_own):
         ({"tensors": {}, "scalars": {"a": {}}}, "found ''"),
         ({"tensors": {}, "scalars": {"a": {"Int": 2**63}}}, "64 bits"),
         ({"tensors": {}, "scalars": {"a": {"Float": 1}}}, "expected a float"),
-        ({"tensors": {}, "scalars": {"a": {"Bool": 1}}}, "true or false"),
+        ({"tensors": {}, "scalars": {"a": {"Bool": 1}}}, "float or boolean"),
         ({"tensors": {}, "metadata": {"a": 1}}, "expected text"),
         ({"tensors": []}, "expected a map"),
     ],

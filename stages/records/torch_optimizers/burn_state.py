@@ -151,10 +151,10 @@ def exact_entries(
     *step* is the dtype and the device of a new counter of the optimizer, because the record stores the number
     only; None if it stores none.
     """
-    names = {
-        key for key in keys(form) if _is_like(state.get(key), parameter) and state[key].dtype in EXACT_DTYPES
-    }
-    names = {key for key in names if state[key].dtype == parameter.dtype}
+    names = set()
+    if parameter.dtype in EXACT_DTYPES:
+        entries = {key: state[key] for key in keys(form) if _is_like(state.get(key), parameter)}
+        names = {key for key, entry in entries.items() if entry.dtype == parameter.dtype}
     counter = state.get(STEP)
     if isinstance(counter, Tensor) and STEP in keys(form) and counter.dim() == 0:
         names |= {STEP} if (counter.dtype, counter.device) == step else set()
