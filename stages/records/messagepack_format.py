@@ -69,8 +69,7 @@ class _MessagePackParser:
 
     def value(self, depth: int) -> Tree:
         marker = self._source.read(1)[0]
-        self._spend_memory(_VALUE_MEMORY)
-        self._count_values(1)
+        self._spend(_VALUE_MEMORY, values=1)
         if marker < 0x80:
             return marker
         if marker >= 0xE0:
@@ -109,8 +108,7 @@ class _MessagePackParser:
 
     def _key(self) -> str:
         marker = self._source.read(1)[0]
-        self._spend_memory(_ENTRY_MEMORY)
-        self._count_values(1)
+        self._spend(_ENTRY_MEMORY, values=1)
         if 0xA0 <= marker < 0xC0:
             return self._text(marker & 0x1F)
         if 0xD9 <= marker <= 0xDB:
@@ -125,8 +123,7 @@ class _MessagePackParser:
             if not prefix.missing:
                 return prefix.array()
             values = prefix.array().tolist()
-            self._spend_memory(_VALUE_MEMORY * len(values))
-            self._count_values(len(values))
+            self._spend(_VALUE_MEMORY * len(values), values=len(values))
         self._path.append(0)
         for index in range(len(values), size):
             self._path[-1] = index
@@ -158,7 +155,7 @@ class _MessagePackParser:
 
     def _text(self, size: int) -> str:
         data = self._source.read(size)
-        self._spend_memory(size)
+        self._spend(size)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -166,11 +163,11 @@ class _MessagePackParser:
             raise self._error(what) from error
 
     def _blob(self, size: int) -> Blob | Skipped:
-        self._spend_memory(_BLOB_MEMORY)
+        self._spend(_BLOB_MEMORY)
         return read_blob(self._source, size, keep_data=self._keep_data)
 
     def _enter_container(self, least: int, kind: str, depth: int) -> None:
-        self._spend_memory(_CONTAINER_MEMORY)
+        self._spend(_CONTAINER_MEMORY)
         if depth > MAX_DEPTH:
             raise self._error(f"this {kind} is nested deeper than {MAX_DEPTH} levels")
         if least > self._source.remaining():
@@ -178,15 +175,14 @@ class _MessagePackParser:
                 f"this {kind} declares at least {least} bytes, but {self._source.remaining()} remain"
             )
 
-    def _spend_memory(self, memory: int) -> None:
+    def _spend(self, memory: int, values: int = 0) -> None:
+        """Raise `RecordError` if *memory* for small *values* exceeds what is left of the limits."""
         self._memory_left -= memory
+        self._values_left -= values
         if self._memory_left < 0:
             raise self._error(
                 f"its small values need more memory than is allowed for a file of this length; {ADVICE}"
             )
-
-    def _count_values(self, values: int) -> None:
-        self._values_left -= values
         if self._values_left < 0:
             raise self._error(
                 f"more than {self._source.limits.values} small values in a file of this size; {ADVICE}"
