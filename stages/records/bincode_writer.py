@@ -19,14 +19,19 @@ Pieces = Iterator[bytes | memoryview]
 FLOAT = struct.Struct("<d")
 
 
-def encode(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
-    """Yield the bytes of *record* in pieces; *dtype_table* defaults to that of the metadata's version.
+def encode(record: Record) -> Pieces:
+    """Yield the bytes of *record* in pieces, with the dtypes of the metadata's version.
 
     Raises `RecordError` for a record without metadata, or for a dtype that the version does not support.
     """
     if record.metadata is None:
         raise RecordError("the record has no metadata, with which a bincode file begins; set its metadata")
-    table = dtype_table or find_dtype_table(record.metadata)
+    table = find_dtype_table(record.metadata)
+    if table is None:
+        raise RecordError(
+            f"Burn {record.metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or "
+            "later"
+        )
     for text in astuple(record.metadata):
         yield _encode_text(text)
     if record.item is not None:

@@ -159,8 +159,8 @@ class GzipReader(ByteReader):
         content = self._decompress(min(len(target), _STEP))
         if not content:
             raise RecordError(
-                f"{self.name} is truncated or corrupt: its content is shorter than the {self._declared} bytes "
-                "that it declares"
+                f"{self.name} is truncated or corrupt: its content is shorter than the {self._declared} "
+                "bytes that it declares"
             )
         target[: len(content)] = content
         return len(content)
@@ -174,7 +174,7 @@ class GzipReader(ByteReader):
                 raise self._error("the stream is truncated: its final block or its checksum is missing")
             try:
                 content = self._stream.decompress(packed, limit)
-            except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub does not declare the base class
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub lacks the base class
                 raise self._error(f"the stream before it is corrupt ({error})") from error
         return content
 

@@ -113,7 +113,7 @@ class _ListParser:
         try:
             return json.loads(
                 rest.decode(),
-                object_pairs_hook=_unique,
+                object_pairs_hook=unique_dict,
                 parse_int=_integer,
                 parse_float=_float,
                 parse_constant=lambda _: next(lists),
@@ -236,7 +236,7 @@ class _ListParser:
         return RecordError(f"{self._name}, offset {start}: {what}, found {beginning!r}")
 
 
-def _unique(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
+def unique_dict(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
     """Return the map of *pairs*. Raises `ValueError` if a name occurs twice."""
     node = dict(pairs)
     if len(node) < len(pairs):

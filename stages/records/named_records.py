@@ -17,13 +17,16 @@ from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
 from stages.records.data_section import build_tensor, check_shape
 from stages.records.dotted_names import check_text, extend_path
-from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
+from stages.records.limits import ADVICE, LEAST_NUMBERS
 from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
 from stages.records.record_tree import (
     BOOL_STORES,
+    INTEGERS,
     ITEM_SIZES,
     MAX_DIMENSIONS,
+    NUMPY,
+    RUST_TYPES,
     Metadata,
     RawTensor,
     Record,
@@ -36,10 +39,8 @@ Array = NDArray[Any]
 
 _DATA_KEYS = {"bytes", "shape", "dtype"}
 _VALUE_KEYS = {"value", "shape"}
-_FLOATS = {"f32": ("F32", "<f4"), "f64": ("F64", "<f8")}
-_HALVES = {"f16": "F16", "bf16": "BF16"}
+_HALVES = {"f16", "bf16"}
 """Types written as their bits, as unsigned integers of 16 bits."""
-_INTEGERS = {f"{kind}{bits}": f"{kind}{bits}".upper() for kind in "iu" for bits in (8, 16, 32, 64)}
 _SINCE_BYTES = re.compile(r"0\.(1[5-9]|[2-9]\d)\.|[1-9]")
 """Versions that never wrote ``value``; builds that declared 0.14.0 before its release did."""
 _SINCE_BOOL_STORE = re.compile(r"0\.(2[1-9]|[3-9]\d)\.|[1-9]")
@@ -69,8 +70,6 @@ class _TensorRestorer:
         self._has_values = not _SINCE_BYTES.match(metadata.version)
 
     def convert(self, node: Tree, path: tuple[str, ...]) -> Tree:
-        if len(path) > MAX_DEPTH:
-            raise self._error(path[:8], f"is nested deeper than {MAX_DEPTH} levels")
         if isinstance(node, dict):
             if node.keys() == _DATA_KEYS:
                 return self._data_tensor(node, path)
@@ -188,18 +187,17 @@ def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
         return "Bool", array.astype(np.uint8)
     if array.dtype.kind != "f":
         if float_type in _HALVES and array.min() >= 0:
-            return _HALVES[float_type], _to_integers(array, "u16")
-        if metadata.int in _INTEGERS:
-            return _INTEGERS[metadata.int], _to_integers(array, metadata.int)
+            return RUST_TYPES[float_type], _to_integers(array, "u16")
+        if (dtype := RUST_TYPES.get(metadata.int)) in INTEGERS:
+            return dtype, _to_integers(array, metadata.int)
         raise RecordError(
             f"its values are integers, but the metadata declares integers as {metadata.int!r:.200}"
         )
-    if float_type in _FLOATS:
-        dtype, layout = _FLOATS[float_type]
+    if float_type in {"f32", "f64"}:
         with np.errstate(over="ignore"):
-            return dtype, array.astype(layout)
+            return RUST_TYPES[float_type], array.astype(NUMPY[RUST_TYPES[float_type]])
     if float_type in _HALVES and not len(array):
-        return _HALVES[float_type], np.empty(0, "<u2")
+        return RUST_TYPES[float_type], np.empty(0, "<u2")
     raise RecordError(f"its values are floats, but the metadata declares floats as {metadata.float!r:.200}")
 
 
@@ -214,11 +212,11 @@ def _list_to_array(values: list[Any]) -> Array:
 
 
 def _to_integers(values: Array, name: str) -> Array:
-    limits = np.iinfo(np.dtype(f"{name[0]}{int(name[1:]) // 8}"))
+    limits = np.iinfo(NUMPY[name.upper()])
     low, high = int(values.min()), int(values.max())
     if low < limits.min or high > limits.max:
         raise RecordError(f"its values range from {low} to {high}, which does not fit the metadata's {name}")
-    return values.astype(limits.dtype.newbyteorder("<"))
+    return values.astype(NUMPY[name.upper()])
 
 
 BURN_VERSION = "0.21.0"
@@ -229,18 +227,14 @@ MAX_VALUE_SIZE = 1 << 32
 UNIT: tuple[()] = ()
 """Burn's ``_b``, an empty struct: an empty array in MessagePack, null in JSON."""
 
-_BYTES_RECORDERS = {"BinBytesRecorder": ", alloc::vec::Vec<u8>", "NamedMpkBytesRecorder": ""}
-"""In-memory recorders, with the suffix of their Rust type name after the settings."""
-
 
 def build_metadata(recorder: str, precision: Precision) -> Metadata:
     """Return the metadata of Burn's *recorder* (a type name such as ``NamedMpkGzFileRecorder``)."""
-    module = "memory" if recorder in _BYTES_RECORDERS else "file"
-    settings = f"burn_core::record::settings::{precision.settings}{_BYTES_RECORDERS.get(recorder, '')}"
+    settings = f"burn_core::record::settings::{precision.settings}"
     return Metadata(
         float=precision.float_type,
         int=precision.int_type,
-        format=f"burn_core::record::{module}::{recorder}<{settings}>",
+        format=f"burn_core::record::file::{recorder}<{settings}>",
         version=BURN_VERSION,
         settings=precision.settings,
     )

@@ -33,6 +33,8 @@ NUMPY = {
 """NumPy's name of each type. NumPy has no BF16, so it is represented by its bits."""
 ITEM_SIZES = {name: int(numpy_name[-1]) for name, numpy_name in NUMPY.items()}
 """Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
+RUST_TYPES = {name.lower(): name for name in NUMPY if name != "Flex32"}
+"""The type of each name in Rust, by which Burn's metadata names it."""
 INTEGERS = frozenset(name for name in NUMPY if name[0] in "IU")
 BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
 """How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one element."""

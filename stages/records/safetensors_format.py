@@ -17,6 +17,7 @@ from stages.records import data_section
 from stages.records.byte_readers import ByteReader
 from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES, check_name, check_text, unflatten
+from stages.records.json_format import unique_dict
 from stages.records.record_tree import Metadata, RawTensor, Record
 from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
@@ -103,7 +104,7 @@ def _parse_json(text: bytes, where: str, limit: int) -> Json:
     if values > limit:
         raise RecordError(f"{where} has about {values} values, but at most {limit} are allowed")
     try:
-        return json.loads(text.decode(), object_pairs_hook=_build_dict, parse_constant=_refuse_constant)
+        return json.loads(text.decode(), object_pairs_hook=unique_dict, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise RecordError(f"{where} is nested too deeply") from error
     except ValueError as error:
@@ -113,13 +114,6 @@ def _parse_json(text: bytes, where: str, limit: int) -> Json:
 def count_values(text: str) -> int:
     """Return the number of values of the JSON in *text*, or slightly more."""
     return sum(text.count(mark) for mark in ",[{")
-
-
-def _build_dict(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    node = dict(pairs)
-    if len(node) != len(pairs):
-        raise ValueError("duplicate key")
-    return node
 
 
 def _refuse_constant(constant: str) -> None:

@@ -267,8 +267,8 @@ def test_truncated_file_is_refused_at_every_length():
         ({"a": at(0, 4), "a.b": at(4, 8)}, bytes(8), "only one of them can exist"),
         ({"__metadata__": {"a": 1}}, b"", "map names to texts"),
         ({"__metadata__": []}, b"", "map names to texts"),
-        (b'{"a":{},"a":{}}', b"", "duplicate key"),
-        (b'{"a":{"dtype":"F32","dtype":"F32"}}', b"", "duplicate key"),
+        (b'{"a":{},"a":{}}', b"", "duplicate name"),
+        (b'{"a":{"dtype":"F32","dtype":"F32"}}', b"", "duplicate name"),
         (b"[]", b"", "not with '{'"),
         (b' {"a":1}', b"", "not with '{'"),
         (b"", b"", "not with '{'"),
@@ -328,7 +328,7 @@ def kept(item, metadata=None):
             kept({"$tensor": "a"}, dict.fromkeys(("float", "int", "format", "version", "settings"), 1)),
             "map names to texts",
         ),
-        ('{"metadata":null,"item":1,"item":2}', "duplicate key"),
+        ('{"metadata":null,"item":1,"item":2}', "duplicate name"),
     ],
 )
 def test_skeleton_that_does_not_match_its_tensors_is_refused(text, message):
