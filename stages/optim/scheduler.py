@@ -152,7 +152,7 @@ class Scheduler:
                 f"the schedule {self} depends on the length of the run, which is unknown: pass a train "
                 "loader with a length, call set_length, or state numbers of steps"
             )
-        if isinstance(self.schedule, Rule) and self.schedule.warmup is not None:
+        if isinstance(self.schedule, Rule):
             return self.schedule.rate_with_warmup(self.initial, iteration)
         return self.schedule.rate(self.initial, iteration)
 

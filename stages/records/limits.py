@@ -6,7 +6,6 @@ recorder refuses a record that it could not read back.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from stages.records.record_tree import RawTensor, Some, Tree, unwrap
 
@@ -109,15 +108,11 @@ class ValueCounts:
             self.text += sum(map(len, node))
             return list(node.values())
         if isinstance(node, list | tuple):
-            return self._add_list(node)
+            self.containers += 1
+            if len(node) < MIN_NUMBERS or not all(isinstance(value, int | float) for value in node):
+                return list(node)
+            self.values += len(node)
+            self.numbers += len(node)
         if isinstance(node, str | bytes):
             self.text += len(node)
         return []
-
-    def _add_list(self, node: list[Any] | tuple[Any, ...]) -> list[Tree]:
-        self.containers += 1
-        if len(node) >= MIN_NUMBERS and all(isinstance(value, int | float) for value in node):
-            self.values += len(node)
-            self.numbers += len(node)
-            return []
-        return list(node)

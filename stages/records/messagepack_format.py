@@ -131,23 +131,18 @@ class _MessagePackParser:
         self._path.pop()
         return values
 
-    def _check_length(self, size: int) -> None:
-        """Raise `RecordError` for an array that is not a tensor's and is longer than the limit."""
-        most = self._source.limits.numbers
-        if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
-            raise self._error(
-                f"an array outside tensors has {size} numbers, but at most {most} are allowed; {ADVICE}"
-            )
-
     def _number_prefix(self, size: int) -> NumberArray:
         """Return the numbers of one type at the start of an array of *size*."""
-        prefix = NumberArray(size)
+        prefix, most = NumberArray(size), self._source.limits.numbers
         kind: type | None = None
         while prefix.missing:
             numbers, used = _take_numbers(self._source.peek(_WINDOW), prefix.missing, kind)
             if not used:
                 break
-            self._check_length(size)
+            if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
+                raise self._error(
+                    f"an array outside tensors has {size} numbers, but at most {most} are allowed; {ADVICE}"
+                )
             kind = type(numbers[0])
             prefix.add(numbers)
             self._source.skip(used)
