@@ -171,11 +171,13 @@ class _ListParser:
             blob = self._blob(start, end, length)
             if blob is not None:
                 return blob
-        array = self._array(start, end, length) if length > MAX_LIST else None
-        if array is not None and length > self._limits.numbers and key not in NUMBER_KEYS:
+        is_too_long = length > self._limits.numbers and key not in NUMBER_KEYS
+        # one of these letters is in null, in true and in false
+        if is_too_long and not any((self._data[start:end] == letter).any() for letter in b"lu"):
             raise self._error(
                 f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
             )
+        array = self._array(start, end, length) if length > MAX_LIST else None
         if array is not None:
             return array
         self._spend_memory(_NUMBER_MEMORY * length, start)
