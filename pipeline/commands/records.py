@@ -132,8 +132,14 @@ def convert(
     """
     from stages.records.formats import find_format, layout_of, read, write
     from stages.records.precision import PRECISIONS
-    from stages.records.tools.conversion import add_types, choose_layout, convert_record, find_lossy_tensors
-    from stages.records.tools.version_layouts import lacks_activations, translate_version
+    from stages.records.tools.conversion import (
+        add_types,
+        choose_layout,
+        convert_record,
+        find_lossy_tensors,
+        lacks_activations,
+        translate_version,
+    )
 
     before = find_format(source)
     after = _format_by_name(recorder) if recorder else find_format(target)

@@ -26,7 +26,9 @@ class WeightAverage:
         self._count = 0
         self._average: dict[str, Tensor] = {}
         self._raw: dict[str, Tensor] = {}
-        self._update: Callable[[list[Tensor], list[Tensor], int], None] = _choose_update(config)
+        self._update: Callable[[list[Tensor], list[Tensor], int], None] = (
+            get_ema_multi_avg_fn(config.decay) if isinstance(config, Ema) else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -110,12 +112,6 @@ class WeightAverage:
         return {
             name: value for name, value in entries if isinstance(value, Tensor) and value.is_floating_point()
         }
-
-
-def _choose_update(config: Ema | Swa) -> Any:
-    if isinstance(config, Ema):
-        return get_ema_multi_avg_fn(config.decay)  # type: ignore[no-untyped-call]
-    return get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
 
 
 def _wide_dtype(tensor: Tensor) -> torch.dtype:

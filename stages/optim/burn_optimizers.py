@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 STEP = "step"
+Options = Mapping[str, Any]
+"""The options of a group of parameters."""
+State = Mapping[str, Tensor]
+"""The counter and the tensors of a parameter."""
 
 
-def _evaluate(closure: Any) -> Any:
+def evaluate(closure: Any) -> Any:
     """Return the loss of *closure*, computed with gradients; None without a closure."""
     if closure is None:
         return None
@@ -41,12 +45,12 @@ class PerParameterOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update each parameter that has a gradient, and return the loss of *closure*."""
-        loss = _evaluate(closure)
+        loss = evaluate(closure)
         for group, parameter in _list_trained(self):
             self._step(group, parameter)
         return loss
 
-    def _step(self, group: Mapping[str, Any], parameter: Tensor) -> None:
+    def _step(self, group: Options, parameter: Tensor) -> None:
         state = self.state[parameter]
         if not state:
             state.update({name: torch.zeros_like(parameter) for name in self.entries})
@@ -56,9 +60,7 @@ class PerParameterOptimizer(torch.optim.Optimizer):
         gradient: Any = parameter.grad
         self.update(group, parameter, gradient, state)
 
-    def update(
-        self, group: Mapping[str, Any], parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> None:
+    def update(self, group: Options, parameter: Tensor, gradient: Tensor, state: State) -> None:
         """Update *parameter* and the tensors of its *state*, whose counter is already that of this step."""
         raise NotImplementedError
 
@@ -69,9 +71,7 @@ class Adan(PerParameterOptimizer):
     entries = ("exp_avg", "exp_avg_sq", "exp_avg_diff", "neg_pre_grad")
     burn_form: ClassVar = {"momentum": {"time": STEP, **{name: name for name in entries}}}
 
-    def update(
-        self, group: Mapping[str, Any], parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> None:
+    def update(self, group: Options, parameter: Tensor, gradient: Tensor, state: State) -> None:
         """Update *parameter*; its first step has no difference of gradients."""
         steps, (beta_1, beta_2, beta_3) = float(state[STEP]), group["betas"]
         difference = state["neg_pre_grad"] + gradient if steps > 1 else torch.zeros_like(gradient)
@@ -97,9 +97,7 @@ class Lion(PerParameterOptimizer):
     entries = ("exp_avg",)
     burn_form: ClassVar = {"momentum": "exp_avg"}
 
-    def update(
-        self, group: Mapping[str, Any], parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> None:
+    def update(self, group: Options, parameter: Tensor, gradient: Tensor, state: State) -> None:
         """Update *parameter*."""
         beta_1, beta_2 = group["betas"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -113,9 +111,7 @@ class Lamb(PerParameterOptimizer):
     entries = ("exp_avg", "exp_avg_sq")
     burn_form: ClassVar = {"time": STEP, "moment_1": "exp_avg", "moment_2": "exp_avg_sq"}
 
-    def update(
-        self, group: Mapping[str, Any], parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> None:
+    def update(self, group: Options, parameter: Tensor, gradient: Tensor, state: State) -> None:
         """Update *parameter*; the ratio of norms is 1 if one of them is 0."""
         steps, (beta_1, beta_2) = float(state[STEP]), group["betas"]
         state["exp_avg"].lerp_(gradient, 1 - beta_1)
@@ -137,14 +133,14 @@ class CautiousAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Decay the parameters, and step as AdamW."""
-        loss = _evaluate(closure)
+        loss = evaluate(closure)
         for group, parameter in _list_trained(self):
             self._decay(group, parameter)
         super().step()
         return loss
 
     @torch.no_grad()
-    def _decay(self, group: Mapping[str, Any], parameter: Tensor) -> None:
+    def _decay(self, group: Options, parameter: Tensor) -> None:
         mean = self.state[parameter].get("exp_avg", torch.zeros_like(parameter))
         mean = mean.lerp(parameter.grad, 1 - group["betas"][0])
         is_same = (parameter >= 0) == (mean >= 0)

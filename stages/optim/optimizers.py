@@ -10,22 +10,8 @@ from stages.contracts import plugins
 from stages.contracts.errors import PluginError
 from stages.contracts.plugins import call_class, check_class_arguments, read_signature
 from stages.optim import burn_optimizers
-from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn
-from stages.optim.config import (
-    BUILT_IN,
-    AdaGrad,
-    Adam,
-    AdamW,
-    Adan,
-    Lamb,
-    Lbfgs,
-    Lion,
-    Muon,
-    OptimizerConfig,
-    OptimizerUse,
-    RmsProp,
-    Sgd,
-)
+from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate
+from stages.optim.config import BUILT_IN, Adam, AdamW, Muon, OptimizerConfig, OptimizerUse, Sgd
 from stages.optim.fast_path.kernels import is_dense, is_skipped_by_sgd
 from stages.optim.fast_path.patches import without_dynamo
 
@@ -38,12 +24,15 @@ NAMES_IN_TORCH = {
 }
 """The options that torch calls by another name."""
 CAUTIOUS = "cautious_weight_decay"
-FURTHER: Mapping[str, type[burn_optimizers.PerParameterOptimizer]] = {
+SIMPLE: Mapping[str, Any] = {
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
     "adan": burn_optimizers.Adan,
     "lion": burn_optimizers.Lion,
     "lamb": burn_optimizers.Lamb,
+    "lbfgs": torch.optim.LBFGS,
 }
-"""The optimizers that torch lacks."""
+"""The classes of which each option of params is an argument."""
 
 
 Part = tuple[OptimizerConfig, list[Tensor]]
@@ -102,27 +91,21 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             is_sharded = any(hasattr(parameter, "device_mesh") for parameter in parameters)
             fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
             return _build_sgd(groups, fused=fused, **_options(config))
-        case RmsProp():
-            return torch.optim.RMSprop(groups, **_options(config))
-        case AdaGrad():
-            return torch.optim.Adagrad(groups, **_options(config))
-        case Adan() | Lion() | Lamb():
-            return FURTHER[config.kind](groups, **_options(config))
         case Muon():
             return MuonWithAdamW(_build_muon(parts))
-        case Lbfgs():
-            return torch.optim.LBFGS(groups, **_options(config))
         case OptimizerUse():
             return build_class(config, groups)
+    optimizer: torch.optim.Optimizer = SIMPLE[config.kind](groups, **_options(config))
+    return optimizer
 
 
 def _options(config: OptimizerConfig) -> dict[str, Any]:
     """Return the options of *config* by their names in torch."""
-    options: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
     if isinstance(config, OptimizerUse):
         rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
         return rate | config.arguments
-    named = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
+    options = config.model_dump(exclude={"kind", "clipping", "others"})
+    named: dict[str, Any] = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
     betas = tuple(named.pop(name) for name in ("beta_1", "beta_2", "beta_3") if name in named)
     if betas:
         named["betas"] = betas
@@ -213,10 +196,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Step both optimizers, with the current groups and state of this one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         start = 0
         for part, count in self.parts:
             part.param_groups, part.state = self.param_groups[start : start + count], self.state
@@ -235,10 +215,7 @@ def build_class(config: OptimizerUse, parameters: Iterable[Any]) -> torch.optim.
     Raises `PluginError` if its class cannot be found or called, or if the result is not an optimizer.
     """
     maker = _find(config)
-    rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
-    optimizer = call_class(
-        "optimizer", config.kind, lambda: maker(list(parameters), **rate, **config.arguments)
-    )
+    optimizer = call_class("optimizer", config.kind, lambda: maker(list(parameters), **_options(config)))
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     raise PluginError(

@@ -1,7 +1,7 @@
 """Options for groups of parameters, which patterns select by their names, and frozen parameters."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -129,7 +129,7 @@ def find_parameters(model: nn.Module, patterns: Sequence[str], where: str) -> li
 
     Raises `BuilderError` for a pattern without a match.
     """
-    named = _index_parameters(model).values()
+    named = _list_parameters(model)
     for pattern in patterns:
         _check_match(pattern, named, where)
     return [parameter.tensor for parameter in named if any(map(parameter.is_matched, patterns))]
@@ -156,21 +156,19 @@ class _Named:
         return any(re.search(pattern, name) for name in self.names)
 
 
-def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
-    """Return the parameters of *model* by their ids, in their order."""
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, Tensor] = {}
+def _list_parameters(model: nn.Module) -> list[_Named]:
+    """Return the parameters of *model*, in their order."""
+    names: dict[Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        tensors[id(parameter)] = parameter
+        names.setdefault(parameter, []).append(name)
     norms = filter(is_norm, model.modules())
-    of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
-    return {key: _Named(tensors[key], tuple(of_tensor), key in of_norms) for key, of_tensor in names.items()}
+    of_norms = {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
+    return [_Named(tensor, tuple(of_tensor), tensor in of_norms) for tensor, of_tensor in names.items()]
 
 
 def _split(config: GroupedOptimizer, model: nn.Module) -> list[tuple[OptimizerConfig, list[Tensor]]]:
     """Return the parameters without a group, then those of each group, with their options."""
-    every = _index_parameters(model).values()
+    every = _list_parameters(model)
     frozen = freeze_parameters(model, config.freeze)
     trained = [parameter for parameter in every if id(parameter.tensor) not in frozen]
     members: list[list[Tensor]] = [[] for _ in config.groups]
@@ -192,8 +190,7 @@ def _split(config: GroupedOptimizer, model: nn.Module) -> list[tuple[OptimizerCo
     return [(config.config, rest), *zip(configs, members, strict=True)]
 
 
-def _check_match(pattern: str, every: Iterable[_Named], where: str) -> None:
-    parameters = list(every)
+def _check_match(pattern: str, parameters: Sequence[_Named], where: str) -> None:
     if any(parameter.is_matched(pattern) for parameter in parameters):
         return
     names = [name for parameter in parameters for name in parameter.names]

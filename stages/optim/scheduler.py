@@ -152,7 +152,7 @@ class Scheduler:
                 f"the schedule {self} depends on the length of the run, which is unknown: pass a train "
                 "loader with a length, call set_length, or state numbers of steps"
             )
-        if isinstance(self.schedule, Rule) and self.schedule.warmup is not None:
+        if isinstance(self.schedule, Rule):
             return self.schedule.rate_with_warmup(self.initial, iteration)
         return self.schedule.rate(self.initial, iteration)
 
@@ -293,9 +293,11 @@ class TorchScheduler:
         monitor: str | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+        self._mode = scheduler.mode if isinstance(scheduler, ReduceLROnPlateau) else None
+        self.is_plateau = self._mode is not None
         self.per = "epoch" if self.is_plateau else per
-        self.monitored = _parse_monitor(scheduler, monitor)
+        self._check_monitor(monitor)
+        self.monitored = parse_monitor(monitor)
         """The split and the metric whose epoch value is passed to `end_epoch`."""
         self._started = False
         # otherwise torch warns after a batch whose gradients were only accumulated
@@ -309,7 +311,7 @@ class TorchScheduler:
     @property
     def direction(self) -> Direction:
         """The direction in which the monitored metric improves."""
-        return Direction.HIGHEST if _mode_of(self.scheduler) == "max" else Direction.LOWEST
+        return Direction.HIGHEST if self._mode == "max" else Direction.LOWEST
 
     @property
     def options(self) -> dict[str, Any]:
@@ -352,6 +354,19 @@ class TorchScheduler:
                     f"{needed} steps, one per {self.per}. Set total_steps to {needed}, or train for fewer "
                     "epochs"
                 )
+
+    def _check_monitor(self, monitor: str | None) -> None:
+        if monitor is not None and self._mode is None:
+            raise BuilderError(
+                f"a {type(self.scheduler).__name__} does not monitor a metric, but monitor is {monitor!r}. "
+                "Remove it"
+            )
+        if monitor is None and self._mode == "max":
+            raise BuilderError(
+                "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should "
+                "decrease. Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or "
+                "use mode='min'"
+            )
 
     def _advance(self) -> None:
         try:
@@ -473,26 +488,6 @@ def as_scheduler(
         "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
         "optimizer's own rate"
     )
-
-
-def _mode_of(scheduler: LRScheduler) -> str | None:
-    """Return whether the monitored metric should be the ``min`` or the ``max``; None without one."""
-    return scheduler.mode if isinstance(scheduler, ReduceLROnPlateau) else None
-
-
-def _parse_monitor(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, str]:
-    """Return the split and the metric that *monitor* names; raise `BuilderError` if they do not fit."""
-    mode = _mode_of(scheduler)
-    if monitor is not None and mode is None:
-        raise BuilderError(
-            f"a {type(scheduler).__name__} does not monitor a metric, but monitor is {monitor!r}. Remove it"
-        )
-    if monitor is None and mode == "max":
-        raise BuilderError(
-            "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should decrease. "
-            "Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or use mode='min'"
-        )
-    return parse_monitor(monitor)
 
 
 def _is_code(value: Any) -> bool:

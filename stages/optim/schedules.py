@@ -248,7 +248,8 @@ class Step(Rule):
         return steps - 1
 
 
-Simple = Annotated[Constant | Linear | Cosine | Exponential | Noam | Step, Field(discriminator="kind")]
+SimpleRule = Constant | Linear | Cosine | Exponential | Noam | Step
+Simple = Annotated[SimpleRule, Field(discriminator="kind")]
 
 
 class Composed(Rule):
@@ -290,7 +291,7 @@ class Sequential(Rule):
 
     kind: Literal["sequential"] = "sequential"
     schedulers: Annotated[
-        tuple[Annotated[Simple | Composed, Field(discriminator="kind")], ...], Field(min_length=1)
+        tuple[Annotated[SimpleRule | Composed, Field(discriminator="kind")], ...], Field(min_length=1)
     ]
     milestones: tuple[Span, ...]
     """The iterations at which the second, third … schedule starts, in ascending order."""
@@ -397,12 +398,6 @@ def parse_monitor(monitor: str | None) -> tuple[Split, str]:
     return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
 
 
-OurSchedule = Annotated[
-    Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential,
-    Field(discriminator="kind"),
-]
+OurSchedule = Annotated[SimpleRule | Composed | Sequential, Field(discriminator="kind")]
 """A schedule with Burn's formula."""
-ScheduleConfig = Annotated[
-    Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential | ScheduleUse,
-    select_by_kind(OUR_KINDS),
-]
+ScheduleConfig = Annotated[SimpleRule | Composed | Sequential | ScheduleUse, select_by_kind(OUR_KINDS)]

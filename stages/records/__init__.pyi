@@ -49,7 +49,7 @@ from .torch_modules.state_dict import LoadResult as LoadResult
 from .torch_modules.state_dict import Selection as Selection
 from .torch_modules.state_dict import load_into as load_into
 from .torch_modules.state_dict import state_of as state_of
-from .torch_optimizers.burn_import import load_burn_optimizer as load_burn_optimizer
+from .torch_optimizers.optimizer_record import load_burn_optimizer as load_burn_optimizer
 from .torch_optimizers.optimizer_record import optimizer_record as optimizer_record
 from .torch_optimizers.optimizer_record import optimizer_supplement as optimizer_supplement
 from .torch_optimizers.optimizer_record import restore_optimizer as restore_optimizer

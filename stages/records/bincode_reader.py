@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records import data_section
-from stages.records.byte_readers import Blob, ByteReader, read_blob
+from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
+from stages.records.data_section import build_tensor
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
@@ -22,6 +22,8 @@ from stages.records.record_tree import (
     FLOATS,
     ITEM_SIZES,
     MAX_DIMENSIONS,
+    NUMPY,
+    RUST_TYPES,
     Map,
     Metadata,
     RawTensor,
@@ -35,14 +37,8 @@ from stages.records.record_tree import (
 MARKED = {251: 2, 252: 4, 253: 8}
 """First bytes that are markers, with the bytes of the number after each."""
 CHUNK = 1 << 16
-_FIXED = {"f32": ("F32", 4), "f64": ("F64", 8), "u8": ("U8", 1), "i8": ("I8", 1), "bool": ("Bool", 1)}
-_VARIABLE = {
-    "f16": "F16",
-    "bf16": "BF16",
-    **{f"{k}{n}": f"{k}{n}".upper() for k in "ui" for n in (16, 32, 64)},
-}
-_BITS = {"F16": "<u2", "BF16": "<u2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
-_SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
+_FIXED = {"F32", "F64", "U8", "I8", "Bool"}
+"""Types whose numbers have a fixed length."""
 
 
 class VarintReader:
@@ -51,24 +47,24 @@ class VarintReader:
     def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
         named = metadata.float if like in FLOATS else metadata.int
         name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
-        if name not in _FIXED and name not in _VARIABLE:
+        if name not in RUST_TYPES:
             raise RecordError(
                 f"{source.name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
                 "tensor"
             )
         self._source = source
-        self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
-        self._is_fixed = name in _FIXED
+        self.dtype = RUST_TYPES[name]
+        self.least_bytes = ITEM_SIZES[self.dtype] if self.dtype in _FIXED else 1
 
-    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
-        """Return the next *count* numbers as the bytes of a tensor; None without *keep_data*."""
-        if not self._is_fixed:
+    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | Skipped:
+        """Return the next *count* numbers as the bytes of a tensor; without *keep_data*, skip them."""
+        if self.dtype not in _FIXED:
             values = self._read_varints(count, name)
-            return values.view(np.uint8) if keep_data else None
+            return values.view(np.uint8) if keep_data else Skipped(values.nbytes)
         return read_blob(self._source, count * self.least_bytes, keep_data=keep_data)
 
     def _read_varints(self, count: int, name: str) -> NDArray[Any]:
-        values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
+        values = np.empty(count, NUMPY[self.dtype].replace("f", "u"))
         filled = 0
         while filled < count:
             numbers, size = self._parse(self._source.peek(CHUNK), count - filled, name)
@@ -94,7 +90,7 @@ class VarintReader:
             if end > len(data):
                 break
             number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
-            numbers.append(from_zigzag(number) if self.dtype in _SIGNED else number)
+            numbers.append(from_zigzag(number) if self.dtype[0] == "I" else number)
             position = end
         if not numbers:
             raise RecordError(f"{self._source.name}: {name} is truncated")
@@ -142,18 +138,19 @@ def parse_version(metadata: Metadata) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def find_dtype_table(metadata: Metadata) -> DtypeTable:
-    """Return the table of the version in *metadata*. Raises `RecordError` before 0.14, which had none."""
+_DTYPE_TABLES = (
+    ((0, 14), WITHOUT_U16),
+    ((0, 16), WITH_U16),
+    ((0, 17), WITH_FLEX32),
+    ((0, 21), WITH_BOOL_STORE),
+)
+"""The first version of each table."""
+
+
+def find_dtype_table(metadata: Metadata) -> DtypeTable | None:
+    """Return the table of the version in *metadata*; None before 0.14, which had none."""
     version = parse_version(metadata)
-    if version < (0, 14):
-        raise RecordError(
-            f"Burn {metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or later"
-        )
-    if version < (0, 16):
-        return WITHOUT_U16
-    if version < (0, 17):
-        return WITH_U16
-    return WITH_FLEX32 if version < (0, 21) else WITH_BOOL_STORE
+    return next((table for first, table in reversed(_DTYPE_TABLES) if version >= first), None)
 
 
 def is_constant(node: tuple[Tree, ...]) -> bool:
@@ -190,28 +187,23 @@ def decode(source: ByteReader, like: Tree, *, keep_data: bool = True) -> Record:
             f"{source.name} is bincode, which stores no names; provide an example of its item (the record of "
             "a new module of the same class, or () for a constant learning rate), or use a format with names"
         )
-    parser = _BincodeParser(source)
-    metadata = Metadata(*(parser.text("the metadata") for _ in range(5)))
-    parser.set_metadata(metadata, keep_data=keep_data)
-    return Record(None if like == () else parser.value(like, ()), metadata)
+    return _BincodeParser(source, keep_data=keep_data).record(like)
 
 
 class _BincodeParser:
     """Parses the values that an example describes."""
 
-    def __init__(self, source: ByteReader) -> None:
+    def __init__(self, source: ByteReader, *, keep_data: bool) -> None:
         self._source = source
-        self._metadata = Metadata("", "", "", "", "")
-        self._table: DtypeTable | None = None
-        self._keep_data = True
+        self._keep_data = keep_data
         self._values_left = source.limits.values
         self._memory_left = source.limits.memory + 2 * source.remaining()
 
-    def set_metadata(self, metadata: Metadata, *, keep_data: bool) -> None:
-        """Read the following tensors in the layout of the version in *metadata*."""
-        self._metadata = metadata
-        self._keep_data = keep_data
-        self._table = find_dtype_table(metadata) if parse_version(metadata) >= (0, 14) else None
+    def record(self, like: Tree) -> Record:
+        """Return the record, whose item is of the same kind as *like*."""
+        self._metadata = Metadata(*(self.text("the metadata") for _ in range(5)))
+        self._table = find_dtype_table(self._metadata)
+        return Record(None if like == () else self.value(like, ()), self._metadata)
 
     def value(self, like: Tree, path: tuple[str, ...]) -> Tree:
         """Return the next value, which is of the same kind as *like*."""
@@ -303,10 +295,7 @@ class _BincodeParser:
         data = read_blob(self._source, size, keep_data=self._keep_data)
         shape = self._shape(name)
         dtype, width = self._dtype(name, table)
-        expected = data_section.check_shape(shape, name, where=self._source.name) * width
-        if size != expected:
-            raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
-        return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
+        return build_tensor(dtype, shape, data, width=width, where=self._where(name))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._number() for _ in range(self._size(MAX_DIMENSIONS, f"{name} has a shape")))
@@ -337,11 +326,7 @@ class _BincodeParser:
         numbers = VarintReader(self._source, self._metadata, like.dtype)
         size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
         data = numbers.read(size, name, keep_data=self._keep_data)
-        shape = self._shape(name)
-        if data_section.check_shape(shape, name, where=self._source.name) != size:
-            raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
-        where = f"{self._source.name}: {name}"
-        return data_section.build_tensor(numbers.dtype, shape, data=data, where=where)
+        return build_tensor(numbers.dtype, self._shape(name), data, where=self._where(name))
 
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
         byte = self._source.read(1)[0]
@@ -373,7 +358,10 @@ class _BincodeParser:
         return int.from_bytes(self._source.read(MARKED[first]), "little")
 
     def _error(self, what: str) -> RecordError:
-        return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")
+        return RecordError(self._where(what))
+
+    def _where(self, what: str) -> str:
+        return f"{self._source.name}, before offset {self._source.offset}: {what}"
 
 
 def _describe(path: tuple[str, ...]) -> str:

@@ -19,14 +19,19 @@ Pieces = Iterator[bytes | memoryview]
 FLOAT = struct.Struct("<d")
 
 
-def encode(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
-    """Yield the bytes of *record* in pieces; *dtype_table* defaults to that of the metadata's version.
+def encode(record: Record) -> Pieces:
+    """Yield the bytes of *record* in pieces, with the dtypes of the metadata's version.
 
     Raises `RecordError` for a record without metadata, or for a dtype that the version does not support.
     """
     if record.metadata is None:
         raise RecordError("the record has no metadata, with which a bincode file begins; set its metadata")
-    table = dtype_table or find_dtype_table(record.metadata)
+    table = find_dtype_table(record.metadata)
+    if table is None:
+        raise RecordError(
+            f"Burn {record.metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or "
+            "later"
+        )
     for text in astuple(record.metadata):
         yield _encode_text(text)
     if record.item is not None:
@@ -117,7 +122,7 @@ def _encode_tensor(tensor: RawTensor, table: DtypeTable, name: str) -> Pieces:
             f"{name} is {dtype}, which this version of Burn does not support; use one of {table.names}"
         )
     yield _encode_varint(tensor.nbytes)
-    yield from data_section.iter_bytes(tensor, name)
+    yield from data_section.iter_bytes(tensor)
     store = b"\x00" if dtype == "Bool" and table.bool_has_store else b""
     shape = b"".join(map(_encode_varint, tensor.shape))
     yield _encode_varint(len(tensor.shape)) + shape + _encode_varint(table.names.index(dtype)) + store

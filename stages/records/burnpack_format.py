@@ -9,6 +9,7 @@ are not stored, so they are missing when the file is read.
 import struct
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from stages.contracts.errors import RecordError
 from stages.records import cbor, data_section
@@ -45,9 +46,8 @@ Scalar = bool | int | float
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a file, by dotted name."""
+    """The content of a file without the data of its tensors, by dotted name."""
 
-    tensors: dict[str, RawTensor] = field(default_factory=dict)
     entries: dict[str, TensorEntry] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, Scalar] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def _read_metadata(source: ByteReader) -> Content:
 def _iter_keys(parser: cbor.CborParser) -> Iterator[str]:
     """Yield the keys of the next map; the caller must read the value of each key before the next key."""
     seen = set()
-    for _ in range(parser.entries(MAX_ENTRIES)):
+    for _ in range(parser.count(cbor.MAP, MAX_ENTRIES)):
         key = parser.text()
         if key in seen:
             raise parser.error(f"duplicate name {key[:100]!r}")
@@ -134,18 +134,16 @@ def _read_descriptor(parser: cbor.CborParser, name: str, content: Content) -> No
         if key == "dtype":
             dtype, width = _read_dtype(parser, name)
         elif key == "shape":
-            shape = tuple(parser.unsigned() for _ in range(parser.items(MAX_DIMENSIONS)))
+            shape = tuple(parser.unsigned() for _ in range(parser.count(cbor.ARRAY, MAX_DIMENSIONS)))
         elif key == "data_offsets":
-            offsets = [parser.unsigned() for _ in range(parser.items(2))]
+            offsets = [parser.unsigned() for _ in range(parser.count(cbor.ARRAY, 2))]
         elif key == "param_id":
             content.ids[name] = parser.unsigned()
         else:
             parser.skip()
     if dtype is None or shape is None or offsets is None or len(offsets) != 2:
         raise parser.error(f"{name} must have a dtype, a shape and two data_offsets")
-    content.entries[name] = data_section.check_entry(
-        TensorEntry(dtype, shape, offsets[0], offsets[1], width), name, where=parser.name
-    )
+    content.entries[name] = TensorEntry(dtype, shape, offsets[0], offsets[1], width)
 
 
 def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
@@ -153,7 +151,7 @@ def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
     if parser.kind() == cbor.TEXT:
         dtype = parser.text()
     else:
-        if parser.entries(1) != 1:
+        if parser.count(cbor.MAP, 1) != 1:
             raise parser.error(f"{name} has a dtype without a name")
         dtype = parser.text()
         if dtype != "Bool":
@@ -175,7 +173,7 @@ def _read_dtype(parser: cbor.CborParser, name: str) -> tuple[str, int]:
 
 
 def _read_scalar(parser: cbor.CborParser) -> Scalar:
-    kind = parser.text() if parser.entries(1) == 1 else ""
+    kind = parser.text() if parser.count(cbor.MAP, 1) == 1 else ""
     if kind == "Int":
         value = parser.integer()
         if not -(1 << 63) <= value < 1 << 63:
@@ -183,10 +181,8 @@ def _read_scalar(parser: cbor.CborParser) -> Scalar:
         return Signed(value)
     if kind == "UInt":
         return parser.unsigned()
-    if kind == "Float":
-        return parser.float()
-    if kind == "Bool":
-        return parser.boolean()
+    if kind in {"Float", "Bool"} and isinstance(number := parser.simple(), bool) == (kind == "Bool"):
+        return number
     raise parser.error(f"a scalar must be an Int, UInt, Float or Bool, found {kind[:100]!r}")
 
 
@@ -219,9 +215,20 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
 
     Raises `RecordError` if the tree has text or bytes; store text in `Record.extra`.
     """
-    content = _collect(record)
-    _check_counts(content)
-    metadata = b"".join(cbor.encode(_describe(content)))
+    tensors, descriptors, scalars = _describe_leaves(record.item)
+    extra = dict(sorted((record.extra or {}).items()))
+    for text in (*extra, *extra.values()):
+        check_text(text, "the record")
+    _check_counts({"tensors": tensors, "numbers": scalars, "texts": extra})
+    renamed = {_rename(name, "_lora.", ".lora.", tensors): entry for name, entry in descriptors.items()}
+    parts: dict[str, Any] = {
+        "tensors": dict(sorted(renamed.items())),
+        "metadata": extra,
+        "scalars": dict(sorted(scalars.items())),
+    }
+    metadata = b"".join(
+        cbor.encode({name: part for name, part in parts.items() if part or name == "tensors"})
+    )
     if len(metadata) > MAX_METADATA:
         raise RecordError(
             f"the record's names take {len(metadata)} bytes, but burnpack allows at most {MAX_METADATA}"
@@ -229,77 +236,50 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     head = HEADER.pack(MAGIC, VERSION, len(metadata)) + metadata
     yield head + bytes(padding(len(head)))
     position = 0
-    for name, tensor in content.tensors.items():
-        yield bytes(content.entries[name].start - position)
-        yield from data_section.iter_bytes(tensor, name)
-        position = content.entries[name].end
+    for tensor in tensors.values():
+        gap = padding(position)
+        yield bytes(gap)
+        yield from data_section.iter_bytes(tensor)
+        position += gap + tensor.nbytes
 
 
-def _check_counts(content: Content) -> None:
+def _check_counts(parts: dict[str, dict[str, Any]]) -> None:
     """Raise `RecordError` if there are more entries than a reader accepts."""
-    for kind, entries in (
-        ("tensors", content.tensors),
-        ("numbers", content.scalars),
-        ("texts", content.extra),
-    ):
+    for kind, entries in parts.items():
         if len(entries) > MAX_ENTRIES:
             raise RecordError(
                 f"the record has {len(entries)} {kind}, but at most {MAX_ENTRIES} can be read back"
             )
-    unflatten(dict.fromkeys([*content.tensors, *content.scalars]), "the record")
+    unflatten(dict.fromkeys([*parts["tensors"], *parts["numbers"]]), "the record")
 
 
-def _collect(record: Record) -> Content:
-    """Return the tensors, scalars and texts of *record* by name, with the positions of the tensors."""
-    extra = {check_text(key, "the record"): text for key, text in (record.extra or {}).items()}
-    content = Content(extra={key: check_text(text, "the record") for key, text in extra.items()})
+def _describe_leaves(item: Tree) -> tuple[dict[str, RawTensor], dict[str, cbor.Value], dict[str, cbor.Value]]:
+    """Return the tensors of *item*, their descriptors, and those of its numbers, by name."""
+    tensors: dict[str, RawTensor] = {}
+    descriptors: dict[str, cbor.Value] = {}
+    scalars: dict[str, cbor.Value] = {}
     position = 0
-    for name, leaf in flatten(record.item):
-        if name in content.tensors or name in content.scalars:
-            raise RecordError(f"two values of the record have the name {name!r}")
+    for name, leaf in flatten(item):
         if isinstance(leaf, bool | int | float):
-            content.scalars[name] = leaf
+            scalars[name] = _describe_scalar(leaf)
             continue
         tensor = leaf["param"] if is_parameter(leaf) else leaf
         if not isinstance(tensor, RawTensor):
             raise RecordError(
                 f"{name} is a {type(leaf).__name__}, but burnpack stores only tensors and numbers"
             )
-        if tensor is not leaf:
-            content.ids[name] = decode_param_id(leaf["id"])
         start = position + padding(position)
         position = start + tensor.nbytes
-        content.tensors[name] = tensor
-        content.entries[name] = TensorEntry(tensor.dtype, tensor.shape, start, position)
-    return content
-
-
-def _describe(content: Content) -> cbor.Value:
-    """Return the CBOR map of *content*."""
-    tensors = {
-        _rename(name, "_lora.", ".lora.", content.tensors): _describe_tensor(content, name)
-        for name in content.tensors
-    }
-    described: dict[str, cbor.Value] = {"tensors": dict(sorted(tensors.items()))}
-    if content.extra:
-        described["metadata"] = {key: content.extra[key] for key in sorted(content.extra)}
-    if content.scalars:
-        described["scalars"] = {
-            name: _describe_scalar(content.scalars[name]) for name in sorted(content.scalars)
+        tensors[name] = tensor
+        descriptor: dict[str, cbor.Value] = {
+            "dtype": {"Bool": "Native"} if tensor.dtype == "Bool" else tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [start, position],
         }
-    return described
-
-
-def _describe_tensor(content: Content, name: str) -> cbor.Value:
-    entry = content.entries[name]
-    descriptor: dict[str, cbor.Value] = {
-        "dtype": {"Bool": "Native"} if entry.dtype == "Bool" else entry.dtype,
-        "shape": list(entry.shape),
-        "data_offsets": [entry.start, entry.end],
-    }
-    if name in content.ids:
-        descriptor["param_id"] = content.ids[name]
-    return descriptor
+        if tensor is not leaf:
+            descriptor["param_id"] = decode_param_id(leaf["id"])
+        descriptors[name] = descriptor
+    return tensors, descriptors, scalars
 
 
 def _describe_scalar(value: Scalar) -> cbor.Value:

@@ -18,6 +18,8 @@ from stages.records.limits import Limits
 
 Blob = NDArray[np.uint8]
 """Bytes in separate memory, which `memoryview` and torch share without copying."""
+WINDOW = 1 << 16
+"""Bytes that are read ahead for headers and short values."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class ByteReader:
         """Limits on the memory and time spent on the file."""
         self._size = size
         self._file = file
+        self._window = memoryview(b"")
 
     @classmethod
     def of_file(cls, path: Path, *, limit: int | None = None) -> "ByteReader":
         """Return a reader of the file *path*; *limit* raises the default `Limits`."""
-        return cls(path.open("rb"), path.stat().st_size, str(path), limit=limit)
+        return cls(path.open("rb", buffering=0), path.stat().st_size, str(path), limit=limit)
 
     @classmethod
     def of_bytes(cls, data: bytes, *, limit: int | None = None) -> "ByteReader":
@@ -56,28 +59,45 @@ class ByteReader:
 
     def read(self, size: int) -> bytes:
         """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
-        check_available(self, size)
-        data = self._file.read(size)
-        self._advance(len(data), size)
+        if not 0 <= size <= self._window.nbytes:
+            check_available(self, size)
+            if size > WINDOW:
+                return self.read_array(size).tobytes()
+            self._fill_window(size)
+        data = bytes(self._window[:size])
+        self._window = self._window[size:]
+        self.offset += size
         return data
 
     def peek(self, size: int) -> bytes:
-        """Return the next *size* bytes without reading them; fewer only at the end."""
-        data = self._file.read(min(size, self.remaining()))
-        self._file.seek(-len(data), 1)
-        return data
+        """Return the next *size* bytes, at most `WINDOW`, without reading them; fewer only at the end."""
+        size = min(size, self.remaining())
+        if size > self._window.nbytes:
+            self._fill_window(size)
+        return bytes(self._window[:size])
 
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
         check_available(self, size)
-        data = np.empty(size, np.uint8)
-        self._advance(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # missing in typeshed
+        try:
+            data = np.empty(size, np.uint8)
+        except MemoryError as error:
+            raise RecordError(
+                f"{self.name} declares {size} bytes in one value, which do not fit into memory"
+            ) from error
+        filled = min(self._window.nbytes, size)
+        data.data[:filled] = self._window[:filled]
+        self._window = self._window[filled:]
+        while filled < size:
+            filled += self._read_into(data.data[filled:])
+        self.offset += size
         return data
 
     def skip(self, size: int) -> None:
         """Skip *size* bytes. Raises `RecordError` at the end."""
         check_available(self, size)
-        self._file.seek(size, 1)
+        self._file.seek(max(size - self._window.nbytes, 0), 1)
+        self._window = self._window[size:]
         self.offset += size
 
     def finish(self) -> None:
@@ -89,18 +109,29 @@ class ByteReader:
         """Close the file."""
         self._file.close()
 
-    def _advance(self, count: int, size: int) -> None:
-        self.offset += count
-        if count != size:
-            raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - count} bytes early")
+    def _fill_window(self, size: int) -> None:
+        """Read until the window has at least *size* bytes, which were checked to be available."""
+        content = memoryview(bytearray(min(WINDOW, self.remaining())))
+        filled = self._window.nbytes
+        content[:filled] = self._window
+        while filled < size:
+            filled += self._read_into(content[filled:])
+        self._window = content[:filled]
+
+    def _read_into(self, target: memoryview) -> int:
+        """Read at least 1 byte to the beginning of *target*, and return their number."""
+        count: int = self._file.readinto(target)  # type: ignore[attr-defined]  # missing in typeshed
+        if not count:
+            raise RecordError(f"{self.name}: the file ended {len(target)} bytes early")
+        return count
 
 
-def read_blob(source: ByteReader, size: int, *, keep_data: bool) -> Blob | None:
-    """Return the next *size* bytes of *source*; without *keep_data*, skip them and return None."""
+def read_blob(source: ByteReader, size: int, *, keep_data: bool) -> Blob | Skipped:
+    """Return the next *size* bytes of *source*; without *keep_data*, skip them."""
     if keep_data:
         return source.read_array(size)
     source.skip(size)
-    return None
+    return Skipped(size)
 
 
 def check_available(source: ByteReader, size: int) -> None:

@@ -25,7 +25,6 @@ NAMES = (
 MAX_SKIPPED = 1 << 17
 """Values that one parser skips, which takes about a tenth of a second."""
 FALSE, TRUE = 20, 21
-FLOATS = {2: ">e", 4: ">f", 8: ">d"}
 
 
 def encode(value: Value) -> Iterator[bytes]:
@@ -82,13 +81,19 @@ class CborParser:
         self._position = 0
         self._skipped = 0
 
-    def entries(self, limit: int) -> int:
-        """Return the number of pairs of the next map. Raises `RecordError` if it exceeds *limit*."""
-        return self._count(MAP, limit, least=2)
+    def count(self, kind: int, limit: int) -> int:
+        """Return the number of the pairs of the next map, or of the items of the next array.
 
-    def items(self, limit: int) -> int:
-        """Return the number of items of the next array. Raises `RecordError` if it exceeds *limit*."""
-        return self._count(ARRAY, limit, least=1)
+        Raises `RecordError` if it exceeds *limit*.
+        """
+        count = self._argument(kind)
+        least = 2 * count if kind == MAP else count
+        if count > limit or least > len(self._data) - self._position:
+            raise self.error(
+                f"{NAMES[kind]} of {count} is declared, but at most {min(limit, len(self._data))} are "
+                "possible"
+            )
+        return count
 
     def text(self) -> str:
         """Return the next text."""
@@ -106,20 +111,15 @@ class CborParser:
         """Return the next integer, with its sign."""
         return -1 - self._argument(NEGATIVE) if self.kind() == NEGATIVE else self._argument(UNSIGNED)
 
-    def boolean(self) -> bool:
-        """Return the next boolean."""
+    def simple(self) -> bool | float:
+        """Return the next boolean, or the next float of any width."""
         value = self._read(1)[0]
-        if value not in {SIMPLE << 5 | FALSE, SIMPLE << 5 | TRUE}:
-            raise self.error(f"expected true or false, found byte {value:#04x}")
-        return value == SIMPLE << 5 | TRUE
-
-    def float(self) -> float:
-        """Return the next float, of any width."""
-        value = self._read(1)[0]
-        width = {0xF9: 2, 0xFA: 4, 0xFB: 8}.get(value)
-        if width is None:
-            raise self.error(f"expected a float, found byte {value:#04x}")
-        number: float = struct.unpack(FLOATS[width], self._read(width))[0]
+        if value in {SIMPLE << 5 | FALSE, SIMPLE << 5 | TRUE}:
+            return value == SIMPLE << 5 | TRUE
+        code = {0xF9: ">e", 0xFA: ">f", 0xFB: ">d"}.get(value)
+        if code is None:
+            raise self.error(f"expected a float or boolean, found byte {value:#04x}")
+        number: float = struct.unpack(code, self._read(struct.calcsize(code)))[0]
         return number
 
     def kind(self) -> int:
@@ -128,34 +128,13 @@ class CborParser:
             raise self.error("expected a value, found the end of the metadata")
         return self._data[self._position] >> 5
 
-    def skip(self) -> None:
-        """Skip one value of any kind without creating it."""
-        open_counts = [1]
-        while open_counts:
-            if not open_counts[-1]:
-                open_counts.pop()
-                continue
-            open_counts[-1] -= 1
-            self._skipped += 1
-            if self._skipped > MAX_SKIPPED:
-                raise self.error(f"more than {MAX_SKIPPED} values have unknown names")
-            inside = self._skip_head()
-            if inside:
-                open_counts.append(inside)
-            if len(open_counts) > MAX_DEPTH:
-                raise self.error(f"values are nested deeper than {MAX_DEPTH} levels")
-
-    def finish(self) -> None:
-        """Raise `RecordError` if bytes remain."""
-        if self._position != len(self._data):
-            raise self.error(f"{len(self._data) - self._position} bytes remain after the metadata")
-
-    def error(self, what: str) -> RecordError:
-        """Return a `RecordError` with the position in the file."""
-        return RecordError(f"{self.name}, offset {self._begin + self._position}: {what}")
-
-    def _skip_head(self) -> int:
-        """Skip the head of a value, or a whole value without children; return the number of its children."""
+    def skip(self, depth: int = 0) -> None:
+        """Skip one value of any kind, inside of *depth* others, without creating it."""
+        self._skipped += 1
+        if self._skipped > MAX_SKIPPED:
+            raise self.error(f"more than {MAX_SKIPPED} values have unknown names")
+        if depth > MAX_DEPTH:
+            raise self.error(f"values are nested deeper than {MAX_DEPTH} levels")
         kind = self.kind()
         argument = self._argument(kind)
         if kind in {BYTES, TEXT}:
@@ -165,16 +144,17 @@ class CborParser:
             raise self.error(
                 f"{inside} values are declared, but {len(self._data) - self._position} bytes remain"
             )
-        return inside
+        for _ in range(inside):
+            self.skip(depth + 1)
 
-    def _count(self, kind: int, limit: int, *, least: int) -> int:
-        count = self._argument(kind)
-        if count > limit or count * least > len(self._data) - self._position:
-            raise self.error(
-                f"{NAMES[kind]} of {count} is declared, but at most {min(limit, len(self._data))} are "
-                "possible"
-            )
-        return count
+    def finish(self) -> None:
+        """Raise `RecordError` if bytes remain."""
+        if self._position != len(self._data):
+            raise self.error(f"{len(self._data) - self._position} bytes remain after the metadata")
+
+    def error(self, what: str) -> RecordError:
+        """Return a `RecordError` with the position in the file."""
+        return RecordError(f"{self.name}, offset {self._begin + self._position}: {what}")
 
     def _argument(self, kind: int) -> int:
         if self.kind() != kind:

@@ -20,7 +20,7 @@ SUFFIXES = {
     "burnpack": ".bpk",
     "safetensors": ".safetensors",
 }
-"""Suffix of each of `FORMATS`, available without importing the formats."""
+"""Suffix of each of `FORMATS`."""
 
 
 class RecorderConfig(Config):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader, read_blob
+from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.record_tree import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS, RawTensor
 
 
@@ -28,27 +28,26 @@ class TensorEntry:
     """Bytes of one element in the file, if the dtype does not determine them; 0 otherwise."""
 
 
-def check_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
+def check_shape(shape: tuple[int, ...], where: str) -> int:
     """Return the number of elements of *shape*. Raises `RecordError` if no memory could hold them."""
     if len(shape) > MAX_DIMENSIONS:
-        raise RecordError(
-            f"{where}: {name} has {len(shape)} dimensions, but at most {MAX_DIMENSIONS} are supported"
-        )
+        raise RecordError(f"{where} has {len(shape)} dimensions, but at most {MAX_DIMENSIONS} are supported")
     # Sizes next to a 0 count too, because a view of such a tensor multiplies them.
-    if min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) >= MAX_ELEMENTS:
-        raise RecordError(f"{where}: {name} has the shape {list(shape)}, which is too large or negative")
+    if math.prod(max(size, 1) for size in shape) >= MAX_ELEMENTS:
+        raise RecordError(f"{where} has the shape {list(shape)}, which has 2**63 elements or more")
     return math.prod(shape)
 
 
-def check_entry(entry: TensorEntry, name: str, *, where: str) -> TensorEntry:
-    """Return *entry*. Raises `RecordError` if its length does not match its shape and dtype."""
-    expected = check_shape(entry.shape, name, where=where) * (entry.width or ITEM_SIZES[entry.dtype])
-    if entry.start < 0 or entry.end - entry.start != expected:
+def check_size(size: int, dtype: str, shape: tuple[int, ...], *, width: int = 0, where: str) -> None:
+    """Raise `RecordError` if a tensor of *size* bytes does not match its shape and dtype.
+
+    An element has *width* bytes in the file; default: those of the dtype.
+    """
+    expected = check_shape(shape, where) * (width or ITEM_SIZES[dtype])
+    if size != expected:
         raise RecordError(
-            f"{where}: {name} is declared at {entry.start} to {entry.end}, but shape {list(entry.shape)} "
-            f"of {entry.dtype} takes {expected} bytes"
+            f"{where} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected} bytes"
         )
-    return entry
 
 
 def sort_entries(entries: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:
@@ -72,26 +71,23 @@ def read_section(
                 f"which ends at {position}"
             )
         source.skip(entry.start - position)
-        tensors[name] = read_tensor(source, entry, name=name, keep_data=keep_data)
+        data = read_blob(source, entry.end - entry.start, keep_data=keep_data)
+        where = f"{source.name}, before offset {source.offset}: {name}"
+        tensors[name] = build_tensor(entry.dtype, entry.shape, data, width=entry.width, where=where)
         position = entry.end
     return tensors
 
 
-def read_tensor(source: ByteReader, entry: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
-    """Return the tensor whose bytes come next."""
-    data = read_blob(source, entry.end - entry.start, keep_data=keep_data)
-    where = f"{source.name}, before offset {source.offset}: {name}"
-    return build_tensor(entry.dtype, entry.shape, data=data, where=where)
-
-
-def build_tensor(dtype: str, shape: tuple[int, ...], *, data: Blob | None, where: str) -> RawTensor:
+def build_tensor(
+    dtype: str, shape: tuple[int, ...], data: Blob | Skipped, *, width: int = 0, where: str
+) -> RawTensor:
     """Return the tensor over *data*, which is not copied; a Bool stored in words is converted to bytes.
 
-    If *data* is None, the tensor has a dtype and a shape only.
-
-    Raises `RecordError` if a Bool is neither 0 nor 1.
+    If *data* was skipped, the tensor has a dtype and a shape only. Raises `RecordError` if the length of
+    *data* does not match, as for `check_size`, or if a Bool is neither 0 nor 1.
     """
-    if data is None:
+    check_size(data.size, dtype, shape, width=width, where=where)
+    if isinstance(data, Skipped):
         return RawTensor(dtype, shape, _raise_without_data)
     if dtype == "Bool" and data.size:
         values: NDArray[np.unsignedinteger[Any]] = data if data.size == math.prod(shape) else data.view("<u4")
@@ -116,7 +112,7 @@ class _Pieces:
         return (self._data.data,)
 
 
-def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:
+def iter_bytes(tensor: RawTensor) -> Iterator[memoryview]:
     """Yield the bytes of *tensor*. Raises `RecordError` if their number does not match its shape."""
     written = 0
     for piece in tensor.pieces():
@@ -124,8 +120,8 @@ def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:
         written += piece.nbytes
     if written != tensor.nbytes:
         raise RecordError(
-            f"{name} is a {tensor.dtype} tensor of shape {list(tensor.shape)}, which takes {tensor.nbytes} "
-            f"bytes, but its data has {written}"
+            f"a {tensor.dtype} tensor of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but its "
+            f"data has {written}"
         )
 
 

@@ -69,7 +69,7 @@ def extend_path(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:
         raise RecordError(f"the record is nested deeper than {MAX_DEPTH} levels at {'.'.join(path[:4])}…")
     if not isinstance(key, str):
         raise RecordError(f"the record has the key {key!r} at {'.'.join(path)!r}; keys must be text")
-    return (*path, key)
+    return (*path, check_text(key, "the record"))
 
 
 def join_path(path: tuple[str, ...]) -> str:

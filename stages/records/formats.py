@@ -19,6 +19,7 @@ from stages.records import (
     safetensors_format,
 )
 from stages.records.byte_readers import ByteReader, rechunk
+from stages.records.config import SUFFIXES
 from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.limits import Limits, ValueCounts
 from stages.records.named_records import pack_record, unpack_record
@@ -38,14 +39,11 @@ class Format:
 
     name: str
     """Name in params and in ``--recorder``."""
-    suffix: str
     type_name: str
     """Type name of Burn's recorder, for the metadata."""
     encode: Callable[[Record], Pieces]
-    decode: Callable[[ByteReader, Tree, bool], Record]
-    """Decodes a record from a byte reader, an example tree (needed by bincode only), and a flag that selects
-    whether to keep the bytes of the tensors."""
-    gzipped: bool = False
+    decoder: Callable[..., Record]
+    """Decodes a record from a byte reader and, for bincode, an example tree."""
     has_names: bool = True
     """True if files can be read without an example."""
     memory_needed: Callable[[ValueCounts, int], int] | None = None
@@ -53,23 +51,42 @@ class Format:
     bounds it by itself."""
 
     @property
+    def suffix(self) -> str:
+        """The end of the names of files."""
+        return SUFFIXES[self.name]
+
+    @property
+    def gzipped(self) -> bool:
+        """True for content that is compressed, or stored as if it were."""
+        return self.suffix.endswith(".gz")
+
+    @property
     def is_burnpack(self) -> bool:
         """True for Burn's format since 0.22, in which optimizers and schedules have another layout."""
         return self.name == "burnpack"
+
+    @property
+    def is_safetensors(self) -> bool:
+        """True if files may have PyTorch's names and axes."""
+        return self.name == "safetensors"
+
+    def decode(self, source: ByteReader, like: Tree = None, *, keep_data: bool = True) -> Record:
+        """Return the record in *source*; without *keep_data*, tensors have a dtype and a shape only."""
+        example = () if self.has_names else (like,)
+        return self.decoder(source, *example, keep_data=keep_data)
 
 
 def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
     return encode(pack_record(record))
 
 
-def _decode_named(decode: Callable[..., Tree], source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+def _decode_named(decode: Callable[..., Tree], source: ByteReader, *, keep_data: bool) -> Record:
     tree = decode(source, keep_data=keep_data)
     return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
 
 
 _MESSAGEPACK = Format(
     "named_mpk",
-    ".mpk",
     "NamedMpkFileRecorder",
     partial(_encode_named, messagepack_format.encode),
     partial(_decode_named, messagepack_format.decode),
@@ -77,51 +94,33 @@ _MESSAGEPACK = Format(
 )
 _BINCODE = Format(
     "bin",
-    ".bin",
     "BinFileRecorder",
     bincode_writer.encode,
-    lambda source, like, keep_data: bincode_reader.decode(source, like, keep_data=keep_data),
+    bincode_reader.decode,
     has_names=False,
     memory_needed=bincode_reader.memory_needed,
 )
 _JSON = Format(
     "pretty_json",
-    ".json",
     "PrettyJsonFileRecorder",
     partial(_encode_named, json_format.encode_pretty),
     partial(_decode_named, json_format.decode),
     memory_needed=json_format.memory_needed,
 )
 _ALL = (
-    replace(
-        _MESSAGEPACK, name="named_mpk_gz", suffix=".mpk.gz", type_name="NamedMpkGzFileRecorder", gzipped=True
-    ),
+    replace(_MESSAGEPACK, name="named_mpk_gz", type_name="NamedMpkGzFileRecorder"),
     _MESSAGEPACK,
-    replace(_BINCODE, name="bin_gz", suffix=".bin.gz", type_name="BinGzFileRecorder", gzipped=True),
+    replace(_BINCODE, name="bin_gz", type_name="BinGzFileRecorder"),
     _BINCODE,
     replace(
         _JSON,
         name="json_gz",
-        suffix=".json.gz",
         type_name="JsonGzFileRecorder",
         encode=partial(_encode_named, json_format.encode),
-        gzipped=True,
     ),
     _JSON,
-    Format(
-        "burnpack",
-        ".bpk",
-        "BurnpackRecorder",
-        burnpack_format.encode,
-        lambda source, _, keep_data: burnpack_format.decode(source, keep_data=keep_data),
-    ),
-    Format(
-        "safetensors",
-        ".safetensors",
-        "SafetensorsRecorder",
-        safetensors_format.encode,
-        lambda source, _, keep_data: safetensors_format.decode(source, keep_data=keep_data),
-    ),
+    Format("burnpack", "BurnpackRecorder", burnpack_format.encode, burnpack_format.decode),
+    Format("safetensors", "SafetensorsRecorder", safetensors_format.encode, safetensors_format.decode),
 )
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
 
@@ -131,19 +130,12 @@ def find_format(path: Path) -> Format:
     for form in FORMATS.values():
         if path.name.endswith(form.suffix):
             return form
-    raise RecordError(
-        f"{path}: unknown suffix; use one of {', '.join(form.suffix for form in FORMATS.values())}"
-    )
-
-
-def is_safetensors(form: Format) -> bool:
-    """Return whether files in *form* may have PyTorch's names and axes."""
-    return form.name == "safetensors"
+    raise RecordError(f"{path}: unknown suffix; use one of {', '.join(SUFFIXES.values())}")
 
 
 def layout_of(record: Record, form: Format) -> Layout | None:
     """Return the layout of *record*, which was read in *form*; None if its file does not state it."""
-    return record.layout if is_safetensors(form) else "burn"
+    return record.layout if form.is_safetensors else "burn"
 
 
 def write(
@@ -175,7 +167,7 @@ class CheckedPieces:
 
     def __init__(self, record: Record, form: Format, *, limit: int | None = None) -> None:
         self.counts = ValueCounts.of(
-            pack_record(record) if form.has_names and record.metadata else record.item
+            pack_record(record) if form.memory_needed and form.has_names else record.item
         )
         self._record = record
         self._form = form
@@ -216,7 +208,7 @@ def read(
     """
     form = form or find_format(path)
     with closing(_open(path, form, limit)) as source:
-        record = form.decode(source, like, keep_data)
+        record = form.decode(source, like, keep_data=keep_data)
         source.finish()
     return record
 
@@ -228,7 +220,7 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
     many bytes of content. Raises `RecordError` if the file is missing or corrupt.
     """
     with closing(_open(path, form, limit)) as source:
-        metadata = form.decode(source, (), False).metadata  # noqa: FBT003  the protocol is positional
+        metadata = form.decode(source, (), keep_data=False).metadata
         rest = source.remaining()
         source.skip(rest % _GZIP_MODULO if form.gzipped else rest)
         source.finish()

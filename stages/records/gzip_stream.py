@@ -8,16 +8,15 @@ smallest size that it accepts.
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader, check_available, rechunk
+from stages.records.byte_readers import WINDOW, ByteReader, check_available, rechunk
 from stages.records.limits import ADVICE, LARGEST_RATIO, least_size
 
 CHUNK = 1 << 19
@@ -33,9 +32,9 @@ _EMPTY = b"\0\0\0\xff\xff"
 """An empty stored block."""
 _LAST_DEFLATED = b"\x03\0"
 _LAST_STORED = b"\x01\0\0\xff\xff"
-_WINDOW = 1 << 16
 _STEP = 1 << 18
-_MAX_HEADER = 1 << 18
+_LEAST_SIZE = 18
+"""Bytes of a header and a trailer (RFC 1952)."""
 
 
 def write_compressed(
@@ -47,33 +46,35 @@ def write_compressed(
     """
     length = checksum = 0
     threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
-    waiting: deque[tuple[Future[tuple[bytes, int]], int]] = deque()
-
-    def write_first() -> None:
-        nonlocal length, checksum
-        future, size = waiting.popleft()
-        data, part = future.result()
-        file.write(data)
-        checksum = isal_zlib.crc32_combine(checksum, part, size)
-        length += size
-
     with ThreadPoolExecutor(threads) as pool:
         file.write(HEADER)
-        for chunk in rechunk(pieces, CHUNK):
-            waiting.append((pool.submit(_deflate, bytes(chunk)), len(chunk)))
-            if len(waiting) > threads + 1:
-                write_first()
-        while waiting:
-            write_first()
+        for data, part, size in _deflate_on(pool, rechunk(pieces, CHUNK), threads + 1):
+            file.write(data)
+            checksum = isal_zlib.crc32_combine(checksum, part, size)
+            length += size
     missing = least_size(length, values) + len(HEADER) - file.tell()
     file.write(_EMPTY * -(-missing // len(_EMPTY)) + _LAST_DEFLATED)
     file.write(struct.pack("<II", checksum, length & 0xFFFFFFFF))
 
 
-def _deflate(chunk: bytes) -> tuple[bytes, int]:
-    """Return *chunk* as independent blocks that end at a byte boundary, and its checksum."""
+def _deflate_on(
+    pool: ThreadPoolExecutor, chunks: Iterable[bytearray | memoryview], ahead: int
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the results of `_deflate` in order, while *ahead* chunks are compressed."""
+    waiting: deque[Future[tuple[bytes, int, int]]] = deque()
+    for chunk in chunks:
+        waiting.append(pool.submit(_deflate, bytes(chunk)))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _deflate(chunk: bytes) -> tuple[bytes, int, int]:
+    """Return *chunk* as independent blocks that end at a byte boundary, its checksum and its length."""
     stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS, _MEMORY_LEVEL)
-    return stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH), isal_zlib.crc32(chunk)
+    data = stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH)
+    return data, isal_zlib.crc32(chunk), len(chunk)
 
 
 def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
@@ -97,31 +98,32 @@ class GzipReader(ByteReader):
 
     def __init__(self, path: Path, *, limit: int | None = None) -> None:
         super().__init__(path.open("rb", buffering=0), path.stat().st_size, str(path), limit=limit)
+        self._packed_size = self._size
+        self._stream = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
         try:
-            self._open_member()
+            self._declared = self._read_length()
+            self._size = self._find_max_length(self.limits.content)
         except BaseException:
             self._file.close()
             raise
 
-    def _open_member(self) -> None:
-        head = self._file.read(_MAX_HEADER)
-        start = _header_length(head, self.name)
-        if self._size < start + 10:
+    def _read_length(self) -> int:
+        """Return the length of the content that the file declares, modulo 4 GiB."""
+        head = self._file.read(8)
+        if head[:2] != b"\x1f\x8b":
+            raise RecordError(f"{self.name} is not a gzip file: it starts with {head!r}")
+        if self._size < _LEAST_SIZE:
             raise RecordError(f"{self.name} is truncated: {self._size} bytes are less than a gzip member")
-        self._file.seek(-8, 2)
-        self._checksum: int
-        self._declared: int
-        self._checksum, self._declared = struct.unpack("<II", self._file.read(8))
-        limit = self.limits.content
-        self._max_length = self._find_max_length(min(limit, LARGEST_RATIO * self._size), limit)
-        self._crc = 0
-        self._window = memoryview(b"")
-        self._produced = 0
-        self._stream = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE)
-        self._file.seek(start)
+        if head[3] & 0xE0:
+            raise RecordError(f"{self.name} has an unsupported gzip header (flags {head[3]:#04x})")
+        self._file.seek(-4, 2)
+        declared = int.from_bytes(self._file.read(4), "little")
+        self._file.seek(0)
+        return declared
 
-    def _find_max_length(self, most: int, limit: int) -> int:
-        """Return the largest possible length of the content, which is declared modulo 4 GiB only."""
+    def _find_max_length(self, limit: int) -> int:
+        """Return the largest possible length of the content."""
+        most = min(limit, LARGEST_RATIO * self._size)
         if self._declared <= most:
             return self._declared + (most - self._declared) // 2**32 * 2**32
         if self._declared <= limit:
@@ -134,136 +136,47 @@ class GzipReader(ByteReader):
             f"most {limit} are allowed: it is truncated, corrupt or a decompression bomb; {ADVICE}"
         )
 
-    def remaining(self) -> int:
-        """Return the largest number of bytes that can follow."""
-        return self._max_length - self.offset
-
-    def read(self, size: int) -> bytes:
-        """Return the next *size* bytes."""
-        if not 0 <= size <= self._window.nbytes:
-            check_available(self, size)
-            if size > _WINDOW:
-                return self.read_array(size).tobytes()
-            self._fill_window(size)
-        data = bytes(self._window[:size])
-        self._window = self._window[size:]
-        self.offset += size
-        return data
-
-    def peek(self, size: int) -> bytes:
-        """Return the next *size* bytes without reading them."""
-        size = min(size, self.remaining())
-        if size > self._window.nbytes:
-            self._fill_window(size)
-        return bytes(self._window[:size])
-
-    def read_array(self, size: int) -> Blob:
-        """Return the next *size* bytes in memory of their own."""
-        check_available(self, size)
-        try:
-            data = np.empty(size, np.uint8)
-        except MemoryError as error:
-            raise RecordError(
-                f"{self.name} declares {size} bytes in one value, which do not fit into memory"
-            ) from error
-        filled = min(self._window.nbytes, size)
-        data.data[:filled] = self._window[:filled]
-        self._window = self._window[filled:]
-        while filled < size:
-            content = self._inflate(min(size - filled, _STEP))
-            data.data[filled : filled + len(content)] = content
-            filled += len(content)
-        self.offset += size
-        return data
-
     def skip(self, size: int) -> None:
         """Skip *size* bytes."""
         check_available(self, size)
         while size:
-            step = min(size, self._window.nbytes or _WINDOW)
+            step = min(size, self._window.nbytes or WINDOW)
             self.read(step)
             size -= step
 
     def finish(self) -> None:
         """Raise `RecordError` unless the content, its length, its checksum and the file end here."""
-        surplus = self._window.nbytes or len(self._decompress(1))
-        if surplus:
+        if self._window.nbytes or self._decompress(1):
             raise RecordError(f"{self.name} has surplus content after the end of the record at {self.offset}")
         end = self._file.tell() - len(self._stream.unused_data)
-        if end != self._size - 8:
+        if surplus := self._packed_size - end:
             raise RecordError(
-                f"{self.name} has {self._size - 8 - end} surplus bytes after its gzip member, which ends at "
-                f"{end + 8}"
-            )
-        if self.offset % 2**32 != self._declared or self._crc != self._checksum:
-            raise RecordError(
-                f"{self.name} is corrupt: its content has {self.offset} bytes with checksum "
-                f"{self._crc:#010x}, but it declares {self._declared} with {self._checksum:#010x}"
+                f"{self.name} has {surplus} surplus bytes after its gzip member, which ends at {end}"
             )
 
-    def _fill_window(self, size: int) -> None:
-        """Inflate until the window has at least *size* bytes, which were checked to be available."""
-        content = bytearray(self._window)
-        while len(content) < size:
-            content += self._inflate(min(_WINDOW, self._max_length - self._produced))
-        self._window = memoryview(content)
-
-    def _inflate(self, limit: int) -> bytes:
-        """Return the next bytes of the content, at least 1 and at most *limit*."""
-        content = self._decompress(limit)
+    def _read_into(self, target: memoryview) -> int:
+        """Inflate at least 1 byte to the beginning of *target*, and return their number."""
+        content = self._decompress(min(len(target), _STEP))
         if not content:
             raise RecordError(
-                f"{self.name} is truncated or corrupt: its content ended after {self._produced} bytes, "
-                f"but it declares {self._declared}"
+                f"{self.name} is truncated or corrupt: its content is shorter than the {self._declared} "
+                "bytes that it declares"
             )
-        self._crc = isal_zlib.crc32(content, self._crc)
-        self._produced += len(content)
-        return content
+        target[: len(content)] = content
+        return len(content)
 
     def _decompress(self, limit: int) -> bytes:
         """Return up to *limit* bytes of the content; none only at its end."""
         content = b""
         while not content and not self._stream.eof:
-            packed = self._read_packed() if self._stream.needs_input else b""
+            packed = self._file.read(_STEP) if self._stream.needs_input else b""
+            if self._stream.needs_input and not packed:
+                raise self._error("the stream is truncated: its final block or its checksum is missing")
             try:
                 content = self._stream.decompress(packed, limit)
-            except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub does not declare the base class
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub lacks the base class
                 raise self._error(f"the stream before it is corrupt ({error})") from error
         return content
 
-    def _read_packed(self) -> bytes:
-        """Return the next compressed bytes, none of the trailer."""
-        packed = self._file.read(min(_STEP, self._size - 8 - self._file.tell()))
-        if not packed:
-            raise self._error("the stream is truncated: its final block is missing")
-        return packed
-
     def _error(self, what: str) -> RecordError:
         return RecordError(f"{self.name}, offset {self._file.tell()} of the compressed file: {what}")
-
-
-def _header_length(head: bytes, name: str) -> int:
-    """Return the position at which the deflated bytes begin (RFC 1952, 2.3)."""
-    if head[:2] != b"\x1f\x8b":
-        raise RecordError(f"{name} is not a gzip file: it starts with {head[:8]!r}")
-    if len(head) < 10:
-        raise RecordError(f"{name} is truncated: {len(head)} bytes are less than a gzip header")
-    method, flags = head[2], head[3]
-    if method != 8 or flags & 0xE0:
-        raise RecordError(f"{name} has an unsupported gzip header (method {method}, flags {flags:#04x})")
-    end = 10
-    if flags & 4:
-        end += 2 + int.from_bytes(head[end : end + 2], "little")
-    for flag in (8, 16):
-        if flags & flag:
-            end = head.find(b"\0", end) + 1 or len(head) + 1
-    if flags & 2:
-        end += 2
-    if end > len(head):
-        raise RecordError(f"{name} is truncated, or its gzip header is longer than {_MAX_HEADER} bytes")
-    if (
-        flags & 2
-        and int.from_bytes(head[end - 2 : end], "little") != isal_zlib.crc32(head[: end - 2]) & 0xFFFF
-    ):
-        raise RecordError(f"{name} is corrupt: its gzip header does not match its checksum")
-    return end

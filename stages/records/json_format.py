@@ -9,16 +9,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader, Skipped, rechunk
+from stages.records.data_section import iter_bytes
 from stages.records.limits import ADVICE, MAX_DEPTH, Limits, ValueCounts
 from stages.records.messagepack_format import NUMBER_KEYS
-from stages.records.number_arrays import NumberArray, Numbers, to_array
+from stages.records.number_arrays import NumberArray, Numbers
 from stages.records.record_tree import RawTensor, Tree
 
 _VALUE_MEMORY, _NUMBER_MEMORY = 200, 40
@@ -28,7 +28,7 @@ MAX_TEXT = 1 << 20
 MAX_SIZE = 1 << 32
 """Bytes of a JSON file; the size must be smaller."""
 MAX_LIST = 1024
-"""Length up to which numbers, bools and null are returned as a list, which can mix them."""
+"""Length up to which numbers, bools and null are returned as a list; a longer list that mixes them too."""
 _MAX_BYTES_LIST = 16
 """Length up to which the bytes of a tensor are returned as a list."""
 _CHUNK = 1 << 18
@@ -113,7 +113,7 @@ class _ListParser:
         try:
             return json.loads(
                 rest.decode(),
-                object_pairs_hook=_unique,
+                object_pairs_hook=unique_dict,
                 parse_int=_integer,
                 parse_float=_float,
                 parse_constant=lambda _: next(lists),
@@ -167,16 +167,19 @@ class _ListParser:
     def _flat_list(self, start: int, end: int, key: str) -> Tree:
         """Return the numbers, true, false and null from *start* to *end*; None if the list is not long."""
         length = 1 + int(np.count_nonzero(self._data[start:end] == ord(",")))
-        if length > self._limits.numbers and key not in NUMBER_KEYS:
-            raise self._error(
-                f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
-            )
         if key == "bytes" and (length > _MAX_BYTES_LIST or not self._keep_data):
             blob = self._blob(start, end, length)
             if blob is not None:
                 return blob
-        if length > MAX_LIST:
-            return self._array(start, end, length)
+        is_too_long = length > self._limits.numbers and key not in NUMBER_KEYS
+        # one of these letters is in null, in true and in false
+        if is_too_long and not any((self._data[start:end] == letter).any() for letter in b"lu"):
+            raise self._error(
+                f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
+            )
+        array = self._array(start, end, length) if length > MAX_LIST else None
+        if array is not None:
+            return array
         self._spend_memory(_NUMBER_MEMORY * length, start)
         return None
 
@@ -211,19 +214,17 @@ class _ListParser:
             yield values
             start = cut + 1
 
-    def _array(self, start: int, end: int, length: int) -> Numbers:
-        """Return the numbers of a long list."""
+    def _array(self, start: int, end: int, length: int) -> Numbers | None:
+        """Return the numbers of a long list, or None if they have no common type."""
         numbers = NumberArray(length)
         for part in self._iter_slices(start, end):
             try:
                 memory = numbers.add(part)
-            except ValueError as error:
-                raise self._error(str(error), start) from error
+            except ValueError:
+                return None
             self._spend_memory(memory, start)
         array = numbers.array()
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise self._error("a number is too large for a float", start)
-        return array
+        return array if array.dtype.kind != "f" or np.isfinite(array).all() else None
 
     def _spend_memory(self, memory: int, start: int) -> None:
         self._memory_left -= memory
@@ -237,7 +238,7 @@ class _ListParser:
         return RecordError(f"{self._name}, offset {start}: {what}, found {beginning!r}")
 
 
-def _unique(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
+def unique_dict(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
     """Return the map of *pairs*. Raises `ValueError` if a name occurs twice."""
     node = dict(pairs)
     if len(node) < len(pairs):
@@ -268,21 +269,14 @@ _WRITE_CHUNK = 1 << 16
 """Bytes of a tensor that are converted to text at a time."""
 
 
-@dataclass(frozen=True)
-class _TensorBytes:
-    """The bytes of a tensor, not converted to text yet."""
-
-    pieces: Iterable[memoryview]
-
-
 def encode(node: Tree) -> Iterator[bytes]:
-    """Yield the text of *node* without whitespace, as serde_json's ``to_writer``."""
-    yield from _check_size(_encode(node, -1, "the root"))
+    """Yield the text of *node*, a tree of `pack_record`, without whitespace: serde_json's ``to_writer``."""
+    yield from _check_size(_encode(node, -1))
 
 
 def encode_pretty(node: Tree) -> Iterator[bytes]:
     """Yield the text of *node* with one element per line, as serde_json's ``to_writer_pretty``."""
-    yield from _check_size(_encode(node, 0, "the root"))
+    yield from _check_size(_encode(node, 0))
 
 
 def _check_size(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -298,63 +292,31 @@ def _check_size(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
+def _encode(node: Tree, level: int) -> Iterator[bytes]:
     """Yield *node* as text; *level* is the depth of its indentation, negative for none."""
     if isinstance(node, RawTensor):
-        node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype_node}
-    if isinstance(node, dict):
-        yield from _encode_map(node, level, path)
+        yield from _encode_bytes(iter_bytes(node), level)
     elif isinstance(node, bytes | bytearray | memoryview):
         yield from _encode_bytes([memoryview(node)], level)
-    elif isinstance(node, _TensorBytes):
-        yield from _encode_bytes(node.pieces, level)
-    elif isinstance(node, tuple) and not node:
-        yield b"null"  # an empty struct
-    elif isinstance(node, list | tuple):
-        yield from _encode_list(node, level, path)
+    elif isinstance(node, dict):
+        colon = b":" if level < 0 else b": "
+        entries = ((_encode_scalar(key) + colon, value) for key, value in node.items())
+        yield from _encode_container(b"{}", entries, level)
+    elif isinstance(node, list):
+        yield from _encode_container(b"[]", ((b"", value) for value in node), level)
     else:
-        yield _encode_scalar(node, path)
+        yield _encode_scalar(node)
 
 
-def _encode_map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]:
-    inner = _next_level(level, path)
-    colon = b":" if level < 0 else b": "
-    opening = b"{"
-    for key, value in node.items():
-        if not isinstance(key, str):
-            raise RecordError(
-                f"{path} has the key {key!r} of type {type(key).__name__}, which could not be read back; use "
-                f"the text {str(key)!r}"
-            )
-        yield opening + _line_break(inner) + _encode_text(key, path) + colon
-        yield from _encode(value, inner, f"{path}.{key}")
+def _encode_container(brackets: bytes, entries: Iterable[tuple[bytes, Tree]], level: int) -> Iterator[bytes]:
+    """Yield *entries*, each with its name in JSON, between *brackets*."""
+    inner = level if level < 0 else level + 1
+    opening = brackets[:1]
+    for name, value in entries:
+        yield opening + _line_break(inner) + name
+        yield from _encode(value, inner)
         opening = b","
-    yield _line_break(level) + b"}" if node else b"{}"
-
-
-def _encode_list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
-    inner = _next_level(level, path)
-    if len(node) > MAX_LIST:
-        _check_long_list(node, path)
-    opening = b"["
-    for index, value in enumerate(node):
-        yield opening + _line_break(inner)
-        yield from _encode(value, inner, f"{path}.{index}")
-        opening = b","
-    yield _line_break(level) + b"]" if node else b"[]"
-
-
-def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
-    """Raise `RecordError` for a long list of numbers that a reader could not put into an array."""
-    if not all(value is None or isinstance(value, int | float) for value in node):
-        return
-    values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in node]
-    try:
-        to_array(values)
-    except ValueError as error:
-        raise RecordError(
-            f"{path} could not be read back from JSON: {error}; record it as a tensor"
-        ) from error
+    yield _line_break(level) + brackets[1:] if opening == b"," else brackets
 
 
 def _encode_bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
@@ -374,40 +336,15 @@ def _line_break(level: int) -> bytes:
     return b"" if level < 0 else b"\n" + b" " * (INDENT * level)
 
 
-def _next_level(level: int, path: str) -> int:
-    if path.count(".") > MAX_DEPTH:
-        raise RecordError(f"{path[:200]} is nested deeper than {MAX_DEPTH} levels and could not be read back")
-    return level if level < 0 else level + 1
-
-
-def _encode_scalar(node: Tree, path: str) -> bytes:
-    if node is None:
-        return b"null"
-    if isinstance(node, bool):
-        return b"true" if node else b"false"
-    if isinstance(node, int):
-        return str(int(node)).encode()
+def _encode_scalar(node: Tree) -> bytes:
+    """Return a number, a text or a constant; an empty struct is a null."""
     if isinstance(node, float):
         return _format_float(node).encode()
-    if isinstance(node, str):
-        return _encode_text(node, path)
-    raise RecordError(
-        f"{path} is a {type(node).__name__} and cannot be recorded; use tensors, numbers, text, bytes, "
-        "lists and dicts, which can be read without running code"
-    )
-
-
-def _encode_text(node: str, path: str) -> bytes:
-    try:
-        text = json.dumps(node, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RecordError(
-            f"{path}: {node!r:.200} has an unpaired surrogate and is not text: {error}"
-        ) from error
+    text = json.dumps(None if node == () else node, ensure_ascii=False).encode()
     if len(text) > MAX_TEXT:
         raise RecordError(
-            f"{path}: a text of {len(text)} bytes could not be read back from JSON; at most {MAX_TEXT} are "
-            "allowed"
+            f"the text {node[:20]!r}… of {len(text)} bytes could not be read back from JSON; at most "
+            f"{MAX_TEXT} are allowed"
         )
     return text
 

@@ -6,7 +6,6 @@ recorder refuses a record that it could not read back.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from stages.records.record_tree import RawTensor, Some, Tree, unwrap
 
@@ -29,8 +28,6 @@ MAX_DEPTH = 128
 MIN_NUMBERS = 16
 """Length from which a list that contains only numbers counts as a list of numbers."""
 _BYTES_PER_VALUE = 256
-_TENSOR_VALUES = 4
-_TENSOR_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,8 @@ class ValueCounts:
         node = unwrap(node)
         self.values += 1
         if isinstance(node, RawTensor):
-            return self._add_tensor(node)
+            self.values += 1
+            self.tensors += 1
         if isinstance(node, dict):
             self.containers += 1
             self.keys += len(node)
@@ -110,24 +108,11 @@ class ValueCounts:
             self.text += sum(map(len, node))
             return list(node.values())
         if isinstance(node, list | tuple):
-            return self._add_list(node)
+            self.containers += 1
+            if len(node) < MIN_NUMBERS or not all(isinstance(value, int | float) for value in node):
+                return list(node)
+            self.values += len(node)
+            self.numbers += len(node)
         if isinstance(node, str | bytes):
             self.text += len(node)
         return []
-
-    def _add_tensor(self, tensor: RawTensor) -> list[Tree]:
-        """Count a tensor as the map of bytes, shape and dtype that it becomes in a file."""
-        self.containers += 2
-        self.keys += _TENSOR_KEYS
-        self.tensors += 1
-        self.values += _TENSOR_KEYS + _TENSOR_VALUES + len(tensor.shape)
-        self.text += len("bytesshapedtype") + len(tensor.dtype)
-        return []
-
-    def _add_list(self, node: list[Any] | tuple[Any, ...]) -> list[Tree]:
-        self.containers += 1
-        if len(node) >= MIN_NUMBERS and all(isinstance(value, int | float) for value in node):
-            self.values += len(node)
-            self.numbers += len(node)
-            return []
-        return list(node)

@@ -1,26 +1,23 @@
 """MessagePack, Burn's default format: a reader for untrusted input in bounded memory, and a writer.
 
-The writer encodes piece by piece, without a second copy of the tensors in memory. A tensor is a map of
-``bytes`` (row-major, little-endian), ``shape`` and ``dtype``, as in Burn since 0.14. Every number, text and
+The writer encodes piece by piece, without a second copy of the tensors in memory. Every number, text and
 length takes the fewest bytes that hold it, as ``msgpack.packb`` and Burn write them.
 """
 
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from struct import Struct
-from typing import Any, cast
+from typing import cast
 
 import msgpack
-import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
 from stages.records.number_arrays import NumberArray
-from stages.records.record_tree import ITEM_SIZES, RawTensor, Tree
+from stages.records.record_tree import RawTensor, Tree
 
 _VALUE_MEMORY, _ENTRY_MEMORY = 58, 120
 """Bytes of memory of a small value, and of a map's entry in addition to its value."""
@@ -72,8 +69,7 @@ class _MessagePackParser:
 
     def value(self, depth: int) -> Tree:
         marker = self._source.read(1)[0]
-        self._spend_memory(_VALUE_MEMORY)
-        self._count_values(1)
+        self._spend(_VALUE_MEMORY, values=1)
         if marker < 0x80:
             return marker
         if marker >= 0xE0:
@@ -112,8 +108,7 @@ class _MessagePackParser:
 
     def _key(self) -> str:
         marker = self._source.read(1)[0]
-        self._spend_memory(_ENTRY_MEMORY)
-        self._count_values(1)
+        self._spend(_ENTRY_MEMORY, values=1)
         if 0xA0 <= marker < 0xC0:
             return self._text(marker & 0x1F)
         if 0xD9 <= marker <= 0xDB:
@@ -128,8 +123,7 @@ class _MessagePackParser:
             if not prefix.missing:
                 return prefix.array()
             values = prefix.array().tolist()
-            self._spend_memory(_VALUE_MEMORY * len(values))
-            self._count_values(len(values))
+            self._spend(_VALUE_MEMORY * len(values), values=len(values))
         self._path.append(0)
         for index in range(len(values), size):
             self._path[-1] = index
@@ -137,23 +131,18 @@ class _MessagePackParser:
         self._path.pop()
         return values
 
-    def _check_length(self, size: int) -> None:
-        """Raise `RecordError` for an array that is not a tensor's and is longer than the limit."""
-        most = self._source.limits.numbers
-        if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
-            raise self._error(
-                f"an array outside tensors has {size} numbers, but at most {most} are allowed; {ADVICE}"
-            )
-
     def _number_prefix(self, size: int) -> NumberArray:
         """Return the numbers of one type at the start of an array of *size*."""
-        prefix = NumberArray(size)
+        prefix, most = NumberArray(size), self._source.limits.numbers
         kind: type | None = None
         while prefix.missing:
             numbers, used = _take_numbers(self._source.peek(_WINDOW), prefix.missing, kind)
             if not used:
                 break
-            self._check_length(size)
+            if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
+                raise self._error(
+                    f"an array outside tensors has {size} numbers, but at most {most} are allowed; {ADVICE}"
+                )
             kind = type(numbers[0])
             prefix.add(numbers)
             self._source.skip(used)
@@ -161,7 +150,7 @@ class _MessagePackParser:
 
     def _text(self, size: int) -> str:
         data = self._source.read(size)
-        self._spend_memory(size)
+        self._spend(size)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -169,12 +158,11 @@ class _MessagePackParser:
             raise self._error(what) from error
 
     def _blob(self, size: int) -> Blob | Skipped:
-        self._spend_memory(_BLOB_MEMORY)
-        blob = read_blob(self._source, size, keep_data=self._keep_data)
-        return Skipped(size) if blob is None else blob
+        self._spend(_BLOB_MEMORY)
+        return read_blob(self._source, size, keep_data=self._keep_data)
 
     def _enter_container(self, least: int, kind: str, depth: int) -> None:
-        self._spend_memory(_CONTAINER_MEMORY)
+        self._spend(_CONTAINER_MEMORY)
         if depth > MAX_DEPTH:
             raise self._error(f"this {kind} is nested deeper than {MAX_DEPTH} levels")
         if least > self._source.remaining():
@@ -182,15 +170,14 @@ class _MessagePackParser:
                 f"this {kind} declares at least {least} bytes, but {self._source.remaining()} remain"
             )
 
-    def _spend_memory(self, memory: int) -> None:
+    def _spend(self, memory: int, values: int = 0) -> None:
+        """Raise `RecordError` if *memory* for small *values* exceeds what is left of the limits."""
         self._memory_left -= memory
+        self._values_left -= values
         if self._memory_left < 0:
             raise self._error(
                 f"its small values need more memory than is allowed for a file of this length; {ADVICE}"
             )
-
-    def _count_values(self, values: int) -> None:
-        self._values_left -= values
         if self._values_left < 0:
             raise self._error(
                 f"more than {self._source.limits.values} small values in a file of this size; {ADVICE}"
@@ -224,107 +211,31 @@ def _take_numbers(window: bytes, limit: int, kind: type[int | float] | None) -> 
     return numbers, used
 
 
-MAX_VALUE_SIZE = 2**32 - 1
-"""Bytes of one value; MessagePack cannot encode a longer length."""
-_NUMBERS_PER_PIECE = 4096
-_SCALAR = int | float | str | None
-
-_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+_packer = msgpack.Packer()
 _map_header = cast(Callable[[int], bytes], _packer.pack_map_header)
 _array_header = cast(Callable[[int], bytes], _packer.pack_array_header)
 
 
-def encode(node: Tree, path: str = "") -> Iterator[bytes | memoryview]:
-    """Yield the bytes of *node*, without type hints, in pieces; those of a tensor are views of its memory.
-
-    *path* is the dotted path of *node* in its tree. Raises `RecordError` with the path of a value that cannot
-    be written.
-    """
-    yield from _encode(node, path, 0)
-
-
-def _encode(node: Tree, path: str, depth: int) -> Iterator[bytes | memoryview]:
-    if depth > MAX_DEPTH:
-        raise RecordError(
-            f"{_describe(path)} is nested deeper than {MAX_DEPTH} levels and could not be read back"
-        )
+def encode(node: Tree) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of *node*, a tree of `pack_record`, in pieces; those of tensors are views of memory."""
     if isinstance(node, RawTensor):
-        yield from _encode_tensor(node, path)
+        yield _bin_header(node.nbytes)
+        yield from data_section.iter_bytes(node)
     elif isinstance(node, dict):
-        yield from _encode_map(node, path, depth)
-    elif isinstance(node, list | tuple):
-        yield from _encode_sequence(node, path, depth)
-    elif isinstance(node, bytes | bytearray | memoryview):
-        yield _bin_header(memoryview(node).nbytes, path)
-        yield node if isinstance(node, bytes) else memoryview(node)
+        yield _map_header(len(node))
+        for key, value in node.items():
+            yield cast(bytes, _packer.pack(key))
+            yield from encode(value)
+    elif isinstance(node, list) and not all(isinstance(value, int | float | str) for value in node):
+        yield _array_header(len(node))
+        for value in node:
+            yield from encode(value)
     else:
-        yield _encode_scalar(node, path)
+        yield cast(bytes, _packer.pack(node))
 
 
-def _encode_map(node: Mapping[Any, Tree], path: str, depth: int) -> Iterator[bytes | memoryview]:
-    yield _map_header(len(node))
-    for key, value in node.items():
-        if not isinstance(key, str):
-            raise RecordError(
-                f"{_describe(path)} has the key {key!r} of type {type(key).__name__}, which could not be "
-                f"read back; use the text {str(key)!r}"
-            )
-        yield _encode_scalar(key, path)
-        yield from _encode(value, f"{path}.{key}" if path else key, depth + 1)
-
-
-def _encode_sequence(node: Sequence[Tree], path: str, depth: int) -> Iterator[bytes | memoryview]:
-    yield _array_header(len(node))
-    if all(isinstance(value, _SCALAR) for value in node):
-        values = iter(node)
-        while part := [_encode_scalar(value, path) for value in islice(values, _NUMBERS_PER_PIECE)]:
-            yield b"".join(part)
-        return
-    for index, value in enumerate(node):
-        yield from _encode(value, f"{path}.{index}" if path else str(index), depth + 1)
-
-
-def _encode_scalar(value: Any, path: str) -> bytes:
-    if not isinstance(value, _SCALAR) or isinstance(value, np.generic):
-        raise RecordError(
-            f"{_describe(path)} is a {type(value).__module__}.{type(value).__name__} and cannot be recorded; "
-            "use tensors, numbers, text, bytes, lists and dicts, which can be read without running code"
-        )
-    try:
-        return cast(bytes, _packer.pack(value))
-    except (ValueError, OverflowError) as error:
-        _packer.reset()
-        raise RecordError(f"{_describe(path)} cannot be written as MessagePack: {error}") from error
-
-
-def _encode_tensor(tensor: RawTensor, path: str) -> Iterator[bytes | memoryview]:
-    if tensor.dtype not in ITEM_SIZES:
-        raise RecordError(
-            f"{_describe(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; "
-            f"use one of {', '.join(ITEM_SIZES)}"
-        )
-    yield _map_header(3)
-    yield _encode_scalar("bytes", path)
-    yield _bin_header(tensor.nbytes, path)
-    yield from data_section.iter_bytes(tensor, _describe(path))
-    yield _encode_scalar("shape", path)
-    yield from _encode_sequence(tensor.shape, path, 0)
-    yield _encode_scalar("dtype", path)
-    yield from _encode(tensor.dtype_node, path, 0)
-
-
-def _bin_header(size: int, path: str) -> bytes:
-    if size < 1 << 8:
-        return struct.pack(">BB", 0xC4, size)
-    if size < 1 << 16:
-        return struct.pack(">BH", 0xC5, size)
-    if size <= MAX_VALUE_SIZE:
-        return struct.pack(">BI", 0xC6, size)
-    raise RecordError(
-        f"{_describe(path)} has {size} bytes, but a value in MessagePack is limited to 4 GiB; "
-        "save it as safetensors or burnpack"
-    )
-
-
-def _describe(path: str) -> str:
-    return path or "the value"
+def _bin_header(size: int) -> bytes:
+    for marker, form in _BINARIES.items():
+        if size < 1 << 8 * form.size:
+            return bytes([marker]) + form.pack(size)
+    raise RecordError(f"a value of {size} bytes exceeds the 4 GiB of MessagePack")

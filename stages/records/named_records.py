@@ -7,7 +7,7 @@ and half floats as their bits; only the metadata declared the type of the number
 
 import math
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -15,31 +15,32 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
-from stages.records.data_section import build_tensor
-from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
+from stages.records.data_section import build_tensor, check_shape
+from stages.records.dotted_names import check_text, extend_path
+from stages.records.limits import ADVICE, LEAST_NUMBERS
 from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
 from stages.records.record_tree import (
     BOOL_STORES,
+    INTEGERS,
     ITEM_SIZES,
     MAX_DIMENSIONS,
-    MAX_ELEMENTS,
+    NUMPY,
+    RUST_TYPES,
     Metadata,
     RawTensor,
     Record,
+    Signed,
     Tree,
-    convert_tensors,
-    strip_type_hints,
+    unwrap,
 )
 
 Array = NDArray[Any]
 
 _DATA_KEYS = {"bytes", "shape", "dtype"}
 _VALUE_KEYS = {"value", "shape"}
-_FLOATS = {"f32": ("F32", "<f4"), "f64": ("F64", "<f8")}
-_HALVES = {"f16": "F16", "bf16": "BF16"}
+_HALVES = {"f16", "bf16"}
 """Types written as their bits, as unsigned integers of 16 bits."""
-_INTEGERS = {f"{kind}{bits}": f"{kind}{bits}".upper() for kind in "iu" for bits in (8, 16, 32, 64)}
 _SINCE_BYTES = re.compile(r"0\.(1[5-9]|[2-9]\d)\.|[1-9]")
 """Versions that never wrote ``value``; builds that declared 0.14.0 before its release did."""
 _SINCE_BOOL_STORE = re.compile(r"0\.(2[1-9]|[3-9]\d)\.|[1-9]")
@@ -69,8 +70,6 @@ class _TensorRestorer:
         self._has_values = not _SINCE_BYTES.match(metadata.version)
 
     def convert(self, node: Tree, path: tuple[str, ...]) -> Tree:
-        if len(path) > MAX_DEPTH:
-            raise self._error(path[:8], f"is nested deeper than {MAX_DEPTH} levels")
         if isinstance(node, dict):
             if node.keys() == _DATA_KEYS:
                 return self._data_tensor(node, path)
@@ -97,17 +96,10 @@ class _TensorRestorer:
     def _data_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.14 or later."""
         shape = self._shape(node["shape"], path)
-        dtype, item_size = self._dtype(node["dtype"], path)
+        dtype, width = self._dtype(node["dtype"], path)
         data = node["bytes"]
         blob = data if isinstance(data, Skipped) else self._blob(data, path)
-        size = blob.size
-        if size != math.prod(shape) * item_size:
-            raise self._error(
-                path,
-                f"has {size} bytes, expected {math.prod(shape) * item_size} ({dtype}, shape {list(shape)})",
-            )
-        content = None if isinstance(blob, Skipped) else blob
-        return build_tensor(dtype, shape, data=content, where=f"{self._source_name}, {'.'.join(path)}:")
+        return build_tensor(dtype, shape, blob, width=width, where=self._where(path))
 
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.13 or earlier."""
@@ -128,9 +120,7 @@ class _TensorRestorer:
         shape = tuple(node.tolist() if isinstance(node, np.ndarray) else node)
         if not all(type(length) is int and length >= 0 for length in shape):
             raise self._error(path, f"its shape must be non-negative integers, found {list(shape)!s:.200}")
-        # Sizes next to a 0 count too, because a view of such a tensor multiplies them.
-        if math.prod(max(length, 1) for length in shape) >= MAX_ELEMENTS:
-            raise self._error(path, f"its shape {list(shape)!s:.200} has 2**63 elements or more")
+        check_shape(shape, self._where(path))
         return shape
 
     def _dtype(self, node: Tree, path: tuple[str, ...]) -> tuple[str, int]:
@@ -150,8 +140,6 @@ class _TensorRestorer:
 
     def _blob(self, data: Tree, path: tuple[str, ...]) -> NDArray[Any]:
         """Return *data*, a blob or a list of numbers from 0 to 255, as an array of bytes."""
-        if isinstance(data, bytes):
-            return np.frombuffer(data, np.uint8)
         if isinstance(data, np.ndarray) and data.dtype == np.uint8:
             return data
         if isinstance(data, list) and all(type(byte) is int and 0 <= byte < 256 for byte in data):
@@ -166,7 +154,10 @@ class _TensorRestorer:
         return key
 
     def _error(self, path: tuple[str, ...], what: str) -> RecordError:
-        return RecordError(f"{self._source_name}, {'.'.join(path) or 'the item'}: {what}")
+        return RecordError(f"{self._where(path)} {what}")
+
+    def _where(self, path: tuple[str, ...]) -> str:
+        return f"{self._source_name}, {_name(path)}:"
 
 
 def _is_value_tensor(node: dict[str, Tree]) -> bool:
@@ -196,18 +187,17 @@ def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
         return "Bool", array.astype(np.uint8)
     if array.dtype.kind != "f":
         if float_type in _HALVES and array.min() >= 0:
-            return _HALVES[float_type], _to_integers(array, "u16")
-        if metadata.int in _INTEGERS:
-            return _INTEGERS[metadata.int], _to_integers(array, metadata.int)
+            return RUST_TYPES[float_type], _to_integers(array, "u16")
+        if (dtype := RUST_TYPES.get(metadata.int)) in INTEGERS:
+            return dtype, _to_integers(array, metadata.int)
         raise RecordError(
             f"its values are integers, but the metadata declares integers as {metadata.int!r:.200}"
         )
-    if float_type in _FLOATS:
-        dtype, layout = _FLOATS[float_type]
+    if float_type in {"f32", "f64"}:
         with np.errstate(over="ignore"):
-            return dtype, array.astype(layout)
+            return RUST_TYPES[float_type], array.astype(NUMPY[RUST_TYPES[float_type]])
     if float_type in _HALVES and not len(array):
-        return _HALVES[float_type], np.empty(0, "<u2")
+        return RUST_TYPES[float_type], np.empty(0, "<u2")
     raise RecordError(f"its values are floats, but the metadata declares floats as {metadata.float!r:.200}")
 
 
@@ -222,31 +212,29 @@ def _list_to_array(values: list[Any]) -> Array:
 
 
 def _to_integers(values: Array, name: str) -> Array:
-    limits = np.iinfo(np.dtype(f"{name[0]}{int(name[1:]) // 8}"))
+    limits = np.iinfo(NUMPY[name.upper()])
     low, high = int(values.min()), int(values.max())
     if low < limits.min or high > limits.max:
         raise RecordError(f"its values range from {low} to {high}, which does not fit the metadata's {name}")
-    return values.astype(limits.dtype.newbyteorder("<"))
+    return values.astype(NUMPY[name.upper()])
 
 
 BURN_VERSION = "0.21.0"
 """Version of Burn that written files declare: the newest that reads and writes these formats."""
 
+MAX_VALUE_SIZE = 1 << 32
+"""Bytes of one value, which must have fewer: MessagePack cannot encode a longer length."""
 UNIT: tuple[()] = ()
 """Burn's ``_b``, an empty struct: an empty array in MessagePack, null in JSON."""
-
-_BYTES_RECORDERS = {"BinBytesRecorder": ", alloc::vec::Vec<u8>", "NamedMpkBytesRecorder": ""}
-"""In-memory recorders, with the suffix of their Rust type name after the settings."""
 
 
 def build_metadata(recorder: str, precision: Precision) -> Metadata:
     """Return the metadata of Burn's *recorder* (a type name such as ``NamedMpkGzFileRecorder``)."""
-    module = "memory" if recorder in _BYTES_RECORDERS else "file"
-    settings = f"burn_core::record::settings::{precision.settings}{_BYTES_RECORDERS.get(recorder, '')}"
+    settings = f"burn_core::record::settings::{precision.settings}"
     return Metadata(
         float=precision.float_type,
         int=precision.int_type,
-        format=f"burn_core::record::{module}::{recorder}<{settings}>",
+        format=f"burn_core::record::file::{recorder}<{settings}>",
         version=BURN_VERSION,
         settings=precision.settings,
     )
@@ -263,14 +251,57 @@ def pack_record(record: Record) -> Tree:
             "a record without metadata cannot be written as MessagePack or JSON; set its metadata with "
             "build_metadata(), or use burnpack or safetensors"
         )
-    item = strip_type_hints(record.item)
-    if _SINCE_BOOL_STORE.match(record.metadata.version):
-        item = convert_tensors(item, _name_store)
-    return {"metadata": asdict(record.metadata), "item": item, "_b": UNIT}
+    names_store = _SINCE_BOOL_STORE.match(record.metadata.version)
+    dtypes = {name: name for name in ITEM_SIZES} | ({"Bool": {"Bool": "Native"}} if names_store else {})
+    return {
+        "metadata": asdict(record.metadata),
+        "item": _to_plain(record.item, ("item",), dtypes),
+        "_b": UNIT,
+    }
 
 
-def _name_store(tensor: RawTensor) -> RawTensor:
-    return replace(tensor, bool_store="Native") if tensor.dtype == "Bool" else tensor
+def _to_plain(node: Tree, path: tuple[str, ...], dtypes: dict[str, Tree]) -> Tree:
+    """Return *node* without type hints, and with a map for each tensor, whose dtype is in *dtypes*.
+
+    Raises `RecordError`, with the path, for a value that could not be read back.
+    """
+    node = unwrap(node)
+    if isinstance(node, RawTensor):
+        return _tensor_map(node, path, dtypes)
+    if isinstance(node, dict):
+        return {key: _to_plain(value, extend_path(path, key), dtypes) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_to_plain(value, extend_path(path, str(i)), dtypes) for i, value in enumerate(node)]
+    if isinstance(node, str):
+        return check_text(node, _name(path))
+    if not isinstance(node, int | float | bytes | bytearray | memoryview | None) or isinstance(
+        node, np.generic
+    ):
+        raise RecordError(
+            f"{_name(path)} is a {type(node).__module__}.{type(node).__name__} and cannot be recorded; use "
+            "tensors, numbers, text, bytes, lists and dicts, which can be read without running code"
+        )
+    if isinstance(node, int) and not -(1 << 63) <= node < 1 << 64:
+        raise RecordError(f"{_name(path)} is {node}, which does not fit into 64 bits")
+    return int(node) if isinstance(node, Signed) else node
+
+
+def _tensor_map(tensor: RawTensor, path: tuple[str, ...], dtypes: dict[str, Tree]) -> dict[str, Tree]:
+    if tensor.dtype not in dtypes:
+        raise RecordError(
+            f"{_name(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of "
+            f"{', '.join(dtypes)}"
+        )
+    if tensor.nbytes >= MAX_VALUE_SIZE:
+        raise RecordError(
+            f"{_name(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is limited to 4 "
+            "GiB; save it as safetensors or burnpack"
+        )
+    return {"bytes": tensor, "shape": list(tensor.shape), "dtype": dtypes[tensor.dtype]}
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the item"
 
 
 def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:

@@ -33,6 +33,8 @@ NUMPY = {
 """NumPy's name of each type. NumPy has no BF16, so it is represented by its bits."""
 ITEM_SIZES = {name: int(numpy_name[-1]) for name, numpy_name in NUMPY.items()}
 """Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
+RUST_TYPES = {name.lower(): name for name in NUMPY if name != "Flex32"}
+"""The type of each name in Rust, by which Burn's metadata names it."""
 INTEGERS = frozenset(name for name in NUMPY if name[0] in "IU")
 BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
 """How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one element."""
@@ -59,13 +61,6 @@ class RawTensor:
     shape: tuple[int, ...]
     pieces: Callable[[], Iterable[memoryview]]
     """Returns the bytes in order, `nbytes` in total; each call starts from the beginning."""
-    bool_store: str | None = None
-    """The storage of a Bool that MessagePack and JSON name since Burn 0.21; None for no name."""
-
-    @property
-    def dtype_node(self) -> Tree:
-        """The type as MessagePack and JSON store it."""
-        return {self.dtype: self.bool_store} if self.bool_store else self.dtype
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Any) -> "RawTensor":
@@ -170,17 +165,12 @@ class Record:
 
 def strip_type_hints(node: Tree) -> Tree:
     """Return *node* with `Some`, `Variant`, `Map`, `Signed` and tuples replaced by plain values."""
-    if isinstance(node, Some):
-        return strip_type_hints(node.value)
-    if isinstance(node, Variant):
-        return {node.name: strip_type_hints(node.value)}
+    node = unwrap(node)
     if isinstance(node, dict):
         return {key: strip_type_hints(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [strip_type_hints(value) for value in node]
-    if isinstance(node, Signed):
-        return int(node)
-    return node
+    return int(node) if isinstance(node, Signed) else node
 
 
 def unwrap(node: Tree) -> Tree:

@@ -194,7 +194,7 @@ class BytesRecorder:
     def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree in *data*. Raises `RecordError` if it is not a valid record."""
         source = ByteReader.of_bytes(data, limit=limit)
-        record = self._form.decode(source, like, True)  # noqa: FBT003  the protocol is positional
+        record = self._form.decode(source, like)
         source.finish()
         return to_torch_tree(record.item)
 

@@ -17,6 +17,7 @@ from stages.records import data_section
 from stages.records.byte_readers import ByteReader
 from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES, check_name, check_text, unflatten
+from stages.records.json_format import unique_dict
 from stages.records.record_tree import Metadata, RawTensor, Record
 from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
@@ -103,7 +104,7 @@ def _parse_json(text: bytes, where: str, limit: int) -> Json:
     if values > limit:
         raise RecordError(f"{where} has about {values} values, but at most {limit} are allowed")
     try:
-        return json.loads(text.decode(), object_pairs_hook=_build_dict, parse_constant=_refuse_constant)
+        return json.loads(text.decode(), object_pairs_hook=unique_dict, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise RecordError(f"{where} is nested too deeply") from error
     except ValueError as error:
@@ -113,13 +114,6 @@ def _parse_json(text: bytes, where: str, limit: int) -> Json:
 def count_values(text: str) -> int:
     """Return the number of values of the JSON in *text*, or slightly more."""
     return sum(text.count(mark) for mark in ",[{")
-
-
-def _build_dict(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    node = dict(pairs)
-    if len(node) != len(pairs):
-        raise ValueError("duplicate key")
-    return node
 
 
 def _refuse_constant(constant: str) -> None:
@@ -141,9 +135,9 @@ def _parse_entry(entry: Json, name: str, where: str) -> TensorEntry:
         raise RecordError(f"{where}: {name} has the dtype {dtype!r:.100}; supported are {', '.join(DTYPES)}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} must have a shape and two data_offsets of non-negative integers")
-    return data_section.check_entry(
-        TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1]), name, where=where
-    )
+    start, end = offsets
+    data_section.check_size(end - start, DTYPES[dtype], tuple(shape), where=f"{where}: {name}")
+    return TensorEntry(DTYPES[dtype], tuple(shape), start, end)
 
 
 def _are_sizes(node: Json) -> bool:
@@ -222,8 +216,8 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     tensors = sorted(encoder.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
     entries = [(name, NAMES[_dtype(tensor)], tensor.shape, tensor.nbytes) for name, tensor in tensors]
     yield pack_header(header, entries)
-    for name, tensor in tensors:
-        yield from data_section.iter_bytes(tensor, name)
+    for _, tensor in tensors:
+        yield from data_section.iter_bytes(tensor)
 
 
 def pack_header(header: dict[str, Json], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:

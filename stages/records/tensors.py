@@ -7,25 +7,12 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
+from stages.records.pickle_program import DTYPES
 from stages.records.record_tree import RawTensor, Tree, map_leaves, strip_type_hints
 from stages.records.torch_modules.skeleton import Slot
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "Flex32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "Bool": torch.bool,
-}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, text) for text, name in DTYPES.items()}
+TORCH_DTYPES["Flex32"] = torch.float32
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "Flex32"}
 BLOCK_SIZE = 1 << 20
 """Bytes that are copied at a time if the memory layout of a tensor differs from that of the record.

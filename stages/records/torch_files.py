@@ -148,28 +148,17 @@ def _load_tensor(tensor: TensorRef, buffers: Buffers, where: str) -> RawTensor:
         raise RecordError(f"{where}: its storage must have {declared} bytes, found {size_found}")
     size = ITEM_SIZES[tensor.dtype]
     pairs = list(zip(tensor.shape, tensor.stride, strict=True))
-    numel = check_shape(tensor.shape, "the tensor", where=where)
+    numel = check_shape(tensor.shape, where)
     last = tensor.offset + sum((length - 1) * stride for length, stride in pairs)
     if numel and (numel * size > data.nbytes or (last + 1) * size > data.nbytes):
         raise RecordError(f"{where}: its shape {list(tensor.shape)} exceeds its storage")
     if not numel:
         return RawTensor.of(tensor.dtype, tensor.shape, b"")
-    if _is_contiguous(tensor):
-        start = tensor.offset * size
-        return RawTensor.of(tensor.dtype, tensor.shape, data[start : start + numel * size])
-    return RawTensor(tensor.dtype, tensor.shape, partial(_copy_strided, tensor, data))
+    return RawTensor(tensor.dtype, tensor.shape, partial(_view_strided, tensor, data))
 
 
-def _is_contiguous(tensor: TensorRef) -> bool:
-    expected = 1
-    for length, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
-def _copy_strided(tensor: TensorRef, data: memoryview) -> tuple[memoryview]:
+def _view_strided(tensor: TensorRef, data: memoryview) -> tuple[memoryview]:
+    """Return the bytes of *tensor*, copied only if they are not contiguous in *data*."""
     size = ITEM_SIZES[tensor.dtype]
     flat = np.frombuffer(data, NUMPY[tensor.dtype], data.nbytes // size)[tensor.offset :]
     strides = tuple(stride * size for stride in tensor.stride)

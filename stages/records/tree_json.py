@@ -66,8 +66,6 @@ class SkeletonEncoder:
 
     def _add_tensor(self, tensor: RawTensor, path: Path) -> str:
         name = join_path(path)
-        if name in self.tensors:
-            raise RecordError(f"two tensors of the record have the name {name!r}")
         self.tensors[name] = tensor
         return name
 

@@ -100,7 +100,7 @@ def _differs(record, form, like):
         if not form.has_names:  # the layout before 0.14 is no longer written
             record = convert_record(record, form)
         source = ByteReader.of_bytes(b"".join(form.encode(record)))
-        again = form.decode(source, record.item if like is not None else None, True)
+        again = form.decode(source, record.item if like is not None else None)
         source.finish()
     except Exception:  # noqa: BLE001  whatever it is, it is a finding
         return f"it loads, but cannot be written and read again: {traceback.format_exc()[-3000:]}"

@@ -31,7 +31,7 @@ def test_bool_tensor_names_its_storage_since_021(recorder, version, dtype, tmp_p
 
     formats.write(record, path, recorder.form)
 
-    assert pack_record(record)["item"]["mask"].dtype_node == dtype
+    assert pack_record(record)["item"]["mask"]["dtype"] == dtype
     assert (b"Native" in path.read_bytes()) == (version == "0.21.0")
     assert recorder.load(path)["mask"].tolist() == [False, True]
 

@@ -18,8 +18,8 @@ from stages.records.tensors import from_raw
 from stages.records.torch_modules.module_record import record_of, skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import load_into
-from stages.records.torch_optimizers.burn_import import load_burn_optimizer
 from stages.records.torch_optimizers.optimizer_record import (
+    load_burn_optimizer,
     optimizer_record,
     optimizer_supplement,
     restore_optimizer,

@@ -30,8 +30,6 @@ from stages.records import (
     to_plain,
     write_state_dict,
 )
-from stages.records.config import SUFFIXES
-from stages.records.formats import FORMATS
 from stages.records.recorder import PRECISIONS, RECORDERS
 from stages.records.tensors import TORCH_DTYPES
 
@@ -180,10 +178,6 @@ def test_params_select_a_recorder(value, kind, precision):
 def test_unknown_recorder_is_refused():
     with pytest.raises(ValidationError):
         RecorderConfig.model_validate("pickle")
-
-
-def test_config_has_the_suffix_of_its_recorder():
-    assert {name: form.suffix for name, form in FORMATS.items()} == SUFFIXES
 
 
 def test_burn_names_of_recorders_are_available():

@@ -31,8 +31,7 @@ from stages.records import (
     read_item,
     record_of,
 )
-from stages.records.tools.conversion import convert_record
-from stages.records.tools.version_layouts import translate_version
+from stages.records.tools.conversion import convert_record, translate_version
 
 
 def convert(source, target):

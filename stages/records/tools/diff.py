@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.records.dotted_names import is_parameter
 from stages.records.precision import iter_numbers
-from stages.records.record_tree import RawTensor, Tree, iter_leaves
+from stages.records.record_tree import RawTensor, Tree, fields_of, unwrap
 
 PIECE_ELEMENTS = 1 << 18
 """The number of elements that are compared at a time: a few MiB, independent of the size of the tensors."""
@@ -74,23 +75,24 @@ def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
 def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
     """Return the leaves of *tree* by their names; the tensor of a parameter has the name of the parameter."""
     leaves: dict[str, Any] = {}
-    for path, leaf in iter_leaves(tree):
+    for path, leaf in _iter_named(tree, "", ids=ids):
         while path in leaves:  # a key that contains dots may equal a path
             path += " (again)"  # noqa: PLW2901
         leaves[path] = leaf
-    ties = {path.removesuffix(".id") for path in leaves if _is_id(path, leaves)}
-    named: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        owner, _, name = path.rpartition(".")
-        if leaf is None or (owner in ties and name == "id" and not ids):
-            continue
-        named[owner if owner in ties and name == "param" else path] = leaf
-    return named
+    return leaves
 
 
-def _is_id(path: str, leaves: dict[str, Any]) -> bool:
-    owner, _, name = path.rpartition(".")
-    return name == "id" and isinstance(leaves.get(f"{owner}.param"), RawTensor)
+def _iter_named(node: Tree, path: str, *, ids: bool) -> Iterator[tuple[str, Any]]:
+    node = unwrap(node)
+    if is_parameter(node):
+        yield path, node["param"]
+        if ids:
+            yield f"{path}.id", node["id"]
+    elif isinstance(node, dict | list | tuple):
+        for key, value in fields_of(node):
+            yield from _iter_named(value, f"{path}.{key}" if path else str(key), ids=ids)
+    elif node is not None:
+        yield path, node
 
 
 def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Iterator[Difference]:

@@ -1,7 +1,6 @@
 """The contents of a record as names, shapes and dtypes, without the values of its tensors."""
 
 import math
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +52,6 @@ class Totals:
     """The size of a record."""
 
     tensors: int
-    elements: int
     parameters: int
     """The elements of the tensors with a parameter id; of all tensors if the format has no ids."""
     nbytes: int
@@ -79,14 +77,12 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
 
 def totals(entry: Entry) -> Totals:
     """Return the sums over all tensors below *entry*."""
-    tensors = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
-    named = [tensor for one, tensor in tensors if one.id is not None]
-    elements = sum(tensor.numel for _, tensor in tensors)
+    every = [one.tensor for one in entry.walk() if one.tensor is not None]
+    named = [one.tensor for one in entry.walk() if one.tensor is not None and one.id is not None]
     return Totals(
-        tensors=len(tensors),
-        elements=elements,
-        parameters=sum(tensor.numel for tensor in named) if named else elements,
-        nbytes=sum(tensor.nbytes for _, tensor in tensors),
+        tensors=len(every),
+        parameters=sum(tensor.numel for tensor in named or every),
+        nbytes=sum(tensor.nbytes for tensor in every),
     )
 
 
@@ -108,10 +104,7 @@ def to_rows(entry: Entry, *, constants: bool) -> list[Json]:
 
 def escape(text: str) -> str:
     """Return *text* with control characters escaped, because files may come from untrusted sources."""
-    return "".join(
-        char if char == " " or unicodedata.category(char)[0] not in "CZ" else ascii(char)[1:-1]
-        for char in text
-    )
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _row(entry: Entry) -> Json:

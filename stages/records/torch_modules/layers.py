@@ -8,6 +8,7 @@ The names of transformer norms differ: if the norms come first, Burn's blocks ap
 first sublayer, so PyTorch's ``norm1`` is not Burn's ``norm_1``.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,8 @@ INSTANCE_NORM = {
     "epsilon": None,
     "affine": None,
 }
+# the last field is "gelu" up to Burn 0.20 and "activation" since: a constant, whose name does not matter
+FEED_FORWARD = {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
 _ATTENTION_CONSTANTS = ("dropout", "activation", "d_model", "n_heads", "d_k", "min_float", "quiet_softmax")
 SIGMOID = Variant("Sigmoid", 6, None)
 TANH = Variant("Tanh", 7, None)
@@ -194,18 +197,13 @@ def _attention(module: Any) -> Tree:
     return {**fields, "output": "out_proj", **dict.fromkeys(_ATTENTION_CONSTANTS)}
 
 
-def _encoder_layer(module: Any) -> Tree:
-    """Return the layout of an `nn.TransformerEncoderLayer`."""
-    norms = ("norm2", "norm1") if module.norm_first else ("norm1", "norm2")
-    attention = {"mha": "self_attn", "pwff": _feed_forward()}
-    return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
-
-
-def _decoder_layer(module: Any) -> Tree:
-    """Return the layout of an `nn.TransformerDecoderLayer`."""
-    norms = ("norm2", "norm3", "norm1") if module.norm_first else ("norm1", "norm2", "norm3")
-    attention = {"cross_attn": "multihead_attn", "self_attn": "self_attn", "pwff": _feed_forward()}
-    return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
+def _transformer_layer(attention: dict[str, str], module: Any) -> Tree:
+    """Return the layout of a transformer's layer with the fields *attention*, each of which has a norm."""
+    norms = [f"norm{place}" for place in range(1, len(attention) + 2)]
+    if module.norm_first:
+        norms = [*norms[1:], norms[0]]
+    fields = {f"norm_{place}": name for place, name in enumerate(norms, 1)}
+    return {**attention, "pwff": FEED_FORWARD, **fields, "dropout": None, "norm_first": None}
 
 
 def _encoder(module: Any) -> Tree:
@@ -215,15 +213,6 @@ def _encoder(module: Any) -> Tree:
     """
     sizes = ("d_model", "d_ff", "n_heads", "n_layers", "dropout", "norm_first", "quiet_softmax")
     return {"layers": [f"layers.{place}" for place in range(len(module.layers))], **dict.fromkeys(sizes)}
-
-
-def _feed_forward() -> Tree:
-    # the last field is "gelu" up to Burn 0.20 and "activation" since: a constant, whose name does not matter
-    return {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
-
-
-def _transformer_norms(names: tuple[str, ...]) -> Tree:
-    return {f"norm_{place}": name for place, name in enumerate(names, 1)}
 
 
 LAYERS: tuple[tuple[Any, Tree], ...] = (
@@ -244,8 +233,11 @@ LAYERS: tuple[tuple[Any, Tree], ...] = (
     ((nn.LSTM, nn.GRU, nn.RNN), _recurrent),
     ((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _recurrent_cell),
     (nn.MultiheadAttention, _attention),
-    (nn.TransformerEncoderLayer, _encoder_layer),
-    (nn.TransformerDecoderLayer, _decoder_layer),
+    (nn.TransformerEncoderLayer, partial(_transformer_layer, {"mha": "self_attn"})),
+    (
+        nn.TransformerDecoderLayer,
+        partial(_transformer_layer, {"cross_attn": "multihead_attn", "self_attn": "self_attn"}),
+    ),
     ((nn.TransformerEncoder, nn.TransformerDecoder), _encoder),
 )
 """The layout of a kind of layers, or the function that returns that of one of them."""

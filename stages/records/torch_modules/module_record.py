@@ -132,28 +132,20 @@ def _describe_extras(module: nn.Module) -> list[str]:
     return [f"{name}: Burn's {type(module).__name__} has no such field" for name in extras]
 
 
-def entries_without_slot(module: nn.Module, tree: Tree) -> dict[str, Any]:
-    """Return the entries of *module*'s ``state_dict`` that have no slot in its skeleton *tree*."""
-    names_with_slot = {slot.name for _, slot in slots(tree)}
-    return {name: entry for name, entry in module.state_dict().items() if name not in names_with_slot}
-
-
-def inexact_entries(module: nn.Module, tree: Tree) -> dict[str, Tensor]:
-    """Return the entries that a record in full precision holds but does not restore bit for bit."""
-    names_with_slot = {slot.name for _, slot in slots(tree)}
-    entries = module.state_dict().items()
-    return {
-        name: entry for name, entry in entries if name in names_with_slot and entry.dtype not in EXACT_DTYPES
-    }
-
-
 def module_supplement(module: nn.Module) -> dict[str, Any]:
     """Return the ``state_dict`` entries that a record in full precision does not restore bit for bit.
 
     An exact resume needs them in addition to `record_of`.
     """
-    tree = skeleton_of(module)
-    return {**entries_without_slot(module, tree), **inexact_entries(module, tree)}
+    names_with_slot = {slot.name for _, slot in slots(skeleton_of(module))}
+    entries = module.state_dict()
+    without_slot = {name: entry for name, entry in entries.items() if name not in names_with_slot}
+    inexact = {
+        name: entries[name]
+        for name in entries
+        if name in names_with_slot and entries[name].dtype not in EXACT_DTYPES
+    }
+    return {**without_slot, **inexact}
 
 
 def _describe(place: _Place) -> Tree:

@@ -6,6 +6,7 @@ read the record under PyTorch's names without the module.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class Constant:
         return (np.full(self.shape, self.value, "<f4").reshape(-1).view(np.uint8).data,)
 
 
+CONTAINERS: dict[str, Any] = {"map": Map, "struct": dict, "list": list, "tuple": tuple}
+"""The kinds of containers, by their stored names."""
 LEAF_EXAMPLES: dict[str, Any] = {
     "tensor": RawTensor.of("F32", (0,), b""),
     "text": "",
@@ -97,8 +100,10 @@ def to_plain(skeleton: Tree) -> Any:
         RecordError: If a leaf has a type that skeletons do not support.
     """
     match skeleton:
-        case Slot() | Constant():
-            return _plain_parameter(skeleton)
+        case Constant():
+            return ["constant", skeleton.value, list(skeleton.shape), skeleton.id]
+        case Slot(name, start, stop, transposed, key):
+            return ["slot", name, start, stop, int(transposed), key]
         case Some():
             return ["some", to_plain(skeleton.value)]
         case Variant():
@@ -109,14 +114,16 @@ def to_plain(skeleton: Tree) -> Any:
         case list() | tuple():
             kind = "list" if isinstance(skeleton, list) else "tuple"
             return [kind, [to_plain(value) for value in skeleton]]
-        case None:
-            return None
-        case object(dtype=_, shape=_):  # raw, or torch's
-            return ["tensor"]
-    for kind, example in LEAF_EXAMPLES.items():
-        if type(skeleton) is type(example):
-            return [kind]
-    raise RecordError(f"a skeleton cannot hold a {type(skeleton).__name__}, found {skeleton!r}")
+    return _plain_leaf(skeleton)
+
+
+def _plain_leaf(node: Any) -> list[str] | None:
+    if node is None:
+        return None
+    kinds = [kind for kind, example in LEAF_EXAMPLES.items() if type(node) is type(example)]
+    if not kinds and not hasattr(node, "dtype"):
+        raise RecordError(f"a skeleton cannot hold a {type(node).__name__}, found {node!r}")
+    return kinds or ["tensor"]  # of torch
 
 
 def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
@@ -128,14 +135,21 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
     if depth > MAX_DEPTH:
         raise RecordError(f"{source}: the skeleton has more than {MAX_DEPTH} levels")
 
-    def inner(value: Any) -> Tree:
-        return from_plain(value, source, depth + 1)
-
+    inner = partial(from_plain, source=source, depth=depth + 1)
     match stored:
         case None:
             return None
-        case ["slot" | "constant", *_]:
-            return _parameter(stored, source)
+        case ["constant", float(value), list(shape), str(key)] if _are_sizes(shape):
+            return Constant(value, tuple(shape), key)
+        case [
+            "slot",
+            str(name),
+            int() | None as start,
+            int() | None as stop,
+            0 | 1 as transposed,
+            str(key),
+        ] if _are_rows(start, stop):
+            return Slot(name, start, stop, bool(transposed), key)
         case ["some", value]:
             return Some(inner(value))
         case [str(kind)] if kind in LEAF_EXAMPLES:
@@ -143,45 +157,17 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
         case ["variant", str(name), int(index), value]:
             return Variant(name, index, inner(value))
         case ["map" | "struct" as kind, dict(fields)]:
-            entries = {str(key): inner(value) for key, value in fields.items()}
-            return Map(entries) if kind == "map" else entries
+            return CONTAINERS[kind]((str(key), inner(value)) for key, value in fields.items())
         case ["list" | "tuple" as kind, list(values)]:
-            return [inner(value) for value in values] if kind == "list" else tuple(map(inner, values))
-    raise _invalid(stored, source)
+            return CONTAINERS[kind](map(inner, values))
+    raise RecordError(f"{source}: not a valid part of a skeleton: {str(stored)[:80]!r}")
 
 
-def _plain_parameter(skeleton: Slot | Constant) -> Any:
-    if isinstance(skeleton, Constant):
-        return ["constant", skeleton.value, list(skeleton.shape), skeleton.id]
-    return [
-        "slot",
-        skeleton.name,
-        skeleton.start,
-        skeleton.stop,
-        int(skeleton.transposed),
-        skeleton.id,
-    ]
-
-
-def _parameter(stored: Any, source: str) -> Slot | Constant:
-    match stored:
-        case ["slot", str(name), int() | None as start, int() | None as stop, 0 | 1 as transposed, str(key)]:
-            _check_rows(start, stop, source)
-            return Slot(name, start, stop, bool(transposed), key)
-        case ["constant", float(value), list(shape), str(key)] if _are_sizes(shape):
-            return Constant(value, tuple(shape), key)
-    raise _invalid(stored, source)
-
-
-def _invalid(stored: Any, source: str) -> RecordError:
-    return RecordError(f"{source}: not a valid part of a skeleton: {str(stored)[:80]!r}")
+def _are_rows(start: int | None, stop: int | None) -> bool:
+    if start is None or stop is None:
+        return start is stop
+    return 0 <= start <= stop
 
 
 def _are_sizes(shape: list[Any]) -> bool:
     return all(type(size) is int and size >= 0 for size in shape)
-
-
-def _check_rows(start: int | None, stop: int | None, source: str) -> None:
-    all_rows = start is None and stop is None
-    if not all_rows and not (start is not None and stop is not None and 0 <= start <= stop):
-        raise RecordError(f"{source}: a slot must have rows in ascending order, found {start} to {stop}")

@@ -26,6 +26,7 @@ from stages.records.record_tree import (
     Variant,
     fields_of,
     iter_leaves,
+    unwrap,
 )
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
@@ -223,49 +224,44 @@ class _Reading:
 
     def walk(self, node: Tree, frame: Tree, path: str) -> None:
         """Collect the tensors of *node*, which is at the position of *frame* in the skeleton."""
-        if isinstance(frame, Some):
-            frame = frame.value
-        if isinstance(frame, Variant):
-            names = list(node) if isinstance(node, dict) else []
-            if len(names) == 1 and names != [frame.name] and not _tensor_in(node):
-                self.report.mismatched.append(f"{path} is {names[0]}, expected {frame.name}")
-                return
-            frame = {frame.name: frame.value}
-        if isinstance(frame, Slot):
-            self._fill(node, frame, path)
-        elif isinstance(frame, Constant):
-            self._check(node, frame, path)
+        tensor = _tensor_in(node)
+        frame = frame.value if isinstance(frame, Some) else frame
+        names = list(node) if isinstance(node, dict) and tensor is None else []
+        if isinstance(frame, Variant) and len(names) == 1 and names != [frame.name]:
+            self.report.mismatched.append(f"{path} is {names[0]}, expected {frame.name}")
+            return
+        frame = unwrap(frame)
+        if isinstance(frame, Slot) and tensor is not None:
+            self._fill(tensor, frame, path)
+        elif isinstance(frame, Slot):
+            self.report.missing.append(path)
+            self.incomplete.add(frame.name)
+            self._surplus(node, path)
+        elif isinstance(frame, Constant) and tensor is not None:
+            self._check(tensor, frame, path)
         elif isinstance(frame, dict | list | tuple):
-            frames, fields = _fields(frame), {} if _tensor_in(node) else _fields(node)
-            for key, inner in frames.items():
-                self.walk(fields.get(key), inner, _join(path, key))
-            for key in [key for key in fields if key not in frames]:
-                self._surplus(fields[key], _join(path, key))
-            if _tensor_in(node):
-                self._surplus(node, path)
+            self._walk_fields(node, frame, path)
         else:
             self._surplus(node, path)
 
-    def _fill(self, node: Tree, slot: Slot, path: str) -> None:
-        tensor = _tensor_in(node)
-        if tensor is None:
-            self.report.missing.append(path)
-            self.incomplete.add(slot.name)
+    def _walk_fields(self, node: Tree, frame: Tree, path: str) -> None:
+        fields = {} if _tensor_in(node) else _fields(node)
+        for key, inner in fields_of(frame):
+            self.walk(fields.pop(key, None), inner, _join(path, key))
+        for key, rest in fields.items():
+            self._surplus(rest, _join(path, key))
+        if _tensor_in(node):
             self._surplus(node, path)
-            return
-        wrong = _mismatch(slot, tensor, self._own.get(slot.name))
-        if wrong:
+
+    def _fill(self, tensor: RawTensor, slot: Slot, path: str) -> None:
+        if wrong := _mismatch(slot, tensor, self._own.get(slot.name)):
             self.report.mismatched.append(f"{path} {wrong}")
             self.incomplete.add(slot.name)
-            return
-        self.parts.setdefault(slot.name, []).append((slot, tensor))
+        else:
+            self.parts.setdefault(slot.name, []).append((slot, tensor))
 
-    def _check(self, node: Tree, constant: Constant, path: str) -> None:
-        """Report a tensor in the place of *constant* if its content differs; it may be missing."""
-        tensor = _tensor_in(node)
-        if tensor is None:
-            self._surplus(node, path)
-            return
+    def _check(self, tensor: RawTensor, constant: Constant, path: str) -> None:
+        """Report *tensor*, in the place of *constant*, if its content differs."""
         if tensor.shape != constant.shape:
             expected = list(constant.shape)
             self.report.mismatched.append(
@@ -325,27 +321,16 @@ def _twins(current: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _mismatch(slot: Slot, tensor: RawTensor, current: Tensor | None) -> str | None:
-    """Return what *tensor* is and what is expected; None if it fits."""
-    shape = list(tensor.shape)
-    if current is not None:
-        expected = list(view_slot(slot, current).shape)
-        dtype = DTYPE_NAMES.get(current.dtype, str(current.dtype))
-        if shape != expected or _kind(tensor.dtype) != _kind(dtype):
-            is_turned = slot.transposed and shape == expected[::-1]
-            hint = (
-                ""
-                if not is_turned
-                else ": for LinearLayout::Col, name 'weight' in a burn_record, not 'weight.T'"
-            )
-            return f"is {tensor.dtype} {shape}, expected {dtype} {expected}{hint}"
+    """Return what *tensor* is and what *current*, that of the module, expects; None if it fits."""
+    if current is None:
         return None
-    if slot.transposed and len(shape) != 2:
-        return f"is {tensor.dtype} {shape}, expected a matrix"
-    rows = None if slot.start is None or slot.stop is None else slot.stop - slot.start
-    axis = int(slot.transposed)
-    if rows is not None and (len(shape) <= axis or shape[axis] != rows):
-        return f"is {tensor.dtype} {shape}, expected {rows} on axis {axis}"
-    return None
+    shape, expected = list(tensor.shape), list(view_slot(slot, current).shape)
+    dtype = DTYPE_NAMES.get(current.dtype, str(current.dtype))
+    if shape == expected and _kind(tensor.dtype) == _kind(dtype):
+        return None
+    is_turned = slot.transposed and shape == expected[::-1]
+    hint = ": for LinearLayout::Col, name 'weight' in a burn_record, not 'weight.T'" if is_turned else ""
+    return f"is {tensor.dtype} {shape}, expected {dtype} {expected}{hint}"
 
 
 def _kind(dtype: str) -> str:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.tensors import DTYPE_NAMES, join_slots, lazy_tensor, to_raw, view_slot
-from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
 
 STEP = "step"
@@ -152,10 +151,10 @@ def exact_entries(
     *step* is the dtype and the device of a new counter of the optimizer, because the record stores the number
     only; None if it stores none.
     """
-    names = {
-        key for key in keys(form) if _is_like(state.get(key), parameter) and state[key].dtype in EXACT_DTYPES
-    }
-    names = {key for key in names if state[key].dtype == parameter.dtype}
+    names = set()
+    if parameter.dtype in EXACT_DTYPES:
+        entries = {key: state[key] for key in keys(form) if _is_like(state.get(key), parameter)}
+        names = {key for key, entry in entries.items() if entry.dtype == parameter.dtype}
     counter = state.get(STEP)
     if isinstance(counter, Tensor) and STEP in keys(form) and counter.dim() == 0:
         names |= {STEP} if (counter.dtype, counter.device) == step else set()
@@ -296,9 +295,9 @@ Options = dict[str, Any]
 
 
 def slots_by_parameter(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
-    """Return the slots of each parameter, by the ``id`` of its tensor."""
+    """Return the slots of *skeleton* for each parameter of *module*, by the ``id`` of its tensor."""
     by_name: dict[str, list[Slot]] = {}
-    for _, slot in slots(skeleton_of(module) if skeleton is None else skeleton):
+    for _, slot in slots(skeleton):
         by_name.setdefault(slot.name, []).append(slot)
     places: dict[int, list[Slot]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -313,11 +312,6 @@ def members(
     for place, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             yield (groups[place] if groups else group), parameter
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Return an iterator over the parameters, in the order of the ``state_dict``."""
-    return (parameter for _, parameter in members(optimizer))
 
 
 def options_of(group: Mapping[str, Any]) -> Options:
@@ -351,10 +345,8 @@ def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) 
     return entry.detach().to(device, copy=True)
 
 
-def assign(optimizer: torch.optim.Optimizer, groups: list[Options], states: list[dict[str, Any]]) -> None:
-    """Set the options of *optimizer* to *groups*, and the state of each parameter to one of *states*."""
-    for group, options in zip(optimizer.param_groups, groups, strict=True):
-        group.update(options)
+def assign(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
+    """Set the state of each parameter of *optimizer* to one of *states*."""
     for (_, parameter), state in zip(members(optimizer), states, strict=True):
         optimizer.state.pop(parameter, None)
         if state:

@@ -5,7 +5,6 @@ order of the parameters. The record does not restore PyTorch's state bit for bit
 complete state.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree
 from stages.records.tensors import from_raw, lazy_tensor, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
-from stages.records.torch_modules.skeleton import Slot, slots
-from stages.records.torch_optimizers.burn_state import parameters_of
+from stages.records.torch_modules.skeleton import slots
 
 FIRST_STEP_SIZE = 1.0
 """``t`` of Burn's ``LBFGSState`` before the first step."""
@@ -31,7 +29,7 @@ def lbfgs_record(optimizer: torch.optim.LBFGS, module: nn.Module, skeleton: Tree
     order = _Order.of(optimizer, module, skeleton)
     if order is None:
         return None
-    state = optimizer.state.get(next(parameters_of(optimizer)), {})
+    state = optimizer.state.get(optimizer.param_groups[0]["params"][0], {})
     vectors = {name: state.get(name) for name in ("d", "prev_flat_grad")}
     options = {key: None if flat is None else Some(order.burn(flat)) for key, flat in vectors.items()}
     loss, step_size = state.get("prev_loss"), state.get("t")
@@ -53,7 +51,7 @@ def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, sour
         RecordError: If *item* is the record of another optimizer or of another model's parameters. The
             message starts with *source*.
     """
-    order = _Order.of(optimizer, module, None)
+    order = _Order.of(optimizer, module, skeleton_of(module))
     if order is None:
         raise RecordError(
             f"{source}: each parameter of L-BFGS must be in the record of the model exactly once. Start "
@@ -85,35 +83,29 @@ def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, sour
 class _Order:
     """The permutation between the elements of Burn's flat vectors and of PyTorch's."""
 
-    def __init__(self, parameters: Sequence[Tensor], parts: Sequence[tuple[int, Slot]]) -> None:
-        """Take the index of the parameter and the slot of each of *parts*, in Burn's order."""
-        self._parameters = parameters
-        places, start = [], 0
-        for parameter in parameters:
-            places.append(torch.arange(start, start + parameter.numel()).view(parameter.shape))
-            start += parameter.numel()
-        self._from_torch = torch.cat([view_slot(slot, places[index]).reshape(-1) for index, slot in parts])
+    def __init__(self, like: Tensor, from_torch: Tensor) -> None:
+        """Take a parameter, and the index in PyTorch's vectors of each element of Burn's."""
+        self._like = like
+        self._from_torch = from_torch
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> "_Order | None":
-        """Return the order for *optimizer*.
+    def of(cls, optimizer: torch.optim.LBFGS, module: nn.Module, skeleton: Tree) -> "_Order | None":
+        """Return the order for *optimizer* if *skeleton* is that of *module*.
 
         None if *module*'s record does not hold each element exactly once.
         """
-        parameters = list(parameters_of(optimizer))
-        index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-        tree = skeleton_of(module) if skeleton is None else skeleton
+        places: dict[int, Tensor] = {}
+        start = 0
+        parameters = optimizer.param_groups[0]["params"]
+        for parameter in parameters:
+            places[id(parameter)] = torch.arange(start, start + parameter.numel()).view(parameter.shape)
+            start += parameter.numel()
         named = dict(module.named_parameters(remove_duplicate=False))
-        parts = [
-            (index_of[id(named[slot.name])], slot)
-            for _, slot in slots(tree)
-            if slot.name in named and id(named[slot.name]) in index_of
-        ]
-        if not parts:
-            return None
-        order = cls(parameters, parts)
-        expected = torch.arange(sum(parameter.numel() for parameter in parameters))
-        return order if torch.equal(order._from_torch.sort().values, expected) else None
+        of_slots = ((slot, places.get(id(named.get(slot.name)))) for _, slot in slots(skeleton))
+        parts = [view_slot(slot, place).reshape(-1) for slot, place in of_slots if place is not None]
+        from_torch = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        is_complete = torch.equal(from_torch.sort().values, torch.arange(start))
+        return cls(parameters[0], from_torch) if is_complete else None
 
     def burn(self, flat: Tensor) -> RawTensor:
         """Return PyTorch's vector *flat* in Burn's order."""
@@ -126,7 +118,6 @@ class _Order:
         """Return Burn's *vector* in PyTorch's order."""
         if not isinstance(vector, RawTensor) or vector.shape != self._from_torch.shape:
             raise RecordError(f"{source}: expected vectors of {self._from_torch.numel()} elements")
-        like = self._parameters[0]
-        flat = torch.empty(vector.shape, dtype=like.dtype, device=like.device)
-        flat[self._from_torch.to(like.device)] = from_raw(vector).to(like.device, like.dtype)
+        flat = torch.empty(vector.shape, dtype=self._like.dtype, device=self._like.device)
+        flat[self._from_torch.to(flat.device)] = from_raw(vector).to(flat)
         return flat

@@ -1,4 +1,7 @@
-"""Burn's record of a torch optimizer, the state that it leaves out, and the restoring of both."""
+"""Burn's record of a torch optimizer, the state that it leaves out, and the restoring of both.
+
+A record that Burn wrote, also 0.22, has other parameter ids, and needs that of the model.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -8,18 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.dotted_names import param_ids
 from stages.records.record_tree import Map, ParameterState, Tree, map_leaves
 from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_optimizers.burn_state import (
+    ADAFACTOR,
+    BUFFER,
+    MUON,
+    RMS_PROP,
+    SGD,
+    STEP,
+    VELOCITY,
     assign,
     count_steps,
     exact_entries,
     form_of,
     form_of_group,
+    has_joint_moments,
+    keys,
     members,
+    new_step,
     options_of,
     part_of,
     read_state,
@@ -28,7 +42,7 @@ from stages.records.torch_optimizers.burn_state import (
     step_kind,
     to_entry,
 )
-from stages.records.torch_optimizers.lbfgs import lbfgs_record
+from stages.records.torch_optimizers.lbfgs import lbfgs_record, read_lbfgs
 
 _OPAQUE = object()
 """A value that `torch.optim.Optimizer.load_state_dict` does not copy."""
@@ -49,9 +63,9 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
     Returns:
         The record; None if Burn has no such optimizer.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return lbfgs_record(optimizer, module, skeleton)
     tree = skeleton_of(module) if skeleton is None else skeleton
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return lbfgs_record(optimizer, module, tree)
     places, steps = slots_by_parameter(module, tree), count_steps(optimizer.state)
     paths = {slot.id: path for path, slot in slots(tree)}
     first = part_of(optimizer, optimizer.param_groups[0])
@@ -81,7 +95,7 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
     name, form = type(optimizer).__name__, form_of(optimizer)
     if form is None:
         return {"optimizer": name, "state_dict": _encode_state_dict(optimizer)}
-    places, steps = slots_by_parameter(module, None), count_steps(optimizer.state)
+    places, steps = slots_by_parameter(module, skeleton_of(module)), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
     exact_names: dict[str, list[str]] = {}
     for index, (group, parameter) in enumerate(members(optimizer)):
@@ -126,10 +140,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
     """
     _check(optimizer, rest)
     form = form_of(optimizer)
-    if form is None or "state_dict" in rest:  # as of an Adafactor, before it had a record
+    if form is None:
         _load_state_dict(optimizer, rest["state_dict"])
         return
-    places, entries = slots_by_parameter(module, None), to_raw_tree(item) or {}
+    places, entries = slots_by_parameter(module, skeleton_of(module)), to_raw_tree(item) or {}
     groups = [
         _merge_options(group, saved)
         for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True)
@@ -150,8 +164,92 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
         states.append(
             {**state, **{key: _decode_entry(inexact[key], key, group, parameter) for key in inexact}}
         )
-    assign(optimizer, groups, states)
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update(options)
+    assign(optimizer, states)
     optimizer.state.update(decode_state(rest.get("shared", {})))
+
+
+def load_burn_optimizer(
+    optimizer: torch.optim.Optimizer,
+    module: nn.Module,
+    item: Tree,
+    model_item: Tree,
+    *,
+    source: str = "the optimizer's record",
+) -> list[str]:
+    """Load a record that Burn wrote into *optimizer* and return the paths of the parameters it lacks.
+
+    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer. SGD
+    without momentum has no state, so it lacks nothing.
+
+    Args:
+        optimizer: The optimizer to load into.
+        module: The module whose parameters it trains.
+        item: Burn's record of the optimizer.
+        model_item: Burn's record of the model from the same checkpoint, which has the ids of *item*.
+        source: The name of the record in messages.
+
+    Raises:
+        RecordError: If the record does not fit *optimizer*, if it lacks the state of every parameter, or
+            if Burn has no such optimizer; *optimizer* is then unchanged.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        first = optimizer.param_groups[0]["params"][0]
+        optimizer.state[first] = read_lbfgs(optimizer, module, to_raw_tree(item), source)
+        return []
+    if form_of_group(optimizer, optimizer.param_groups[0]) is None:
+        raise RecordError(
+            f"{source}: Burn has no {type(optimizer).__name__}, so its state cannot be loaded. Start without "
+            "the state of the optimizer"
+        )
+    tree = skeleton_of(module)
+    foreign, entries = param_ids(to_raw_tree(model_item)), to_raw_tree(item) or {}
+    places = slots_by_parameter(module, tree)
+    paths = {slot.id: path for path, slot in slots(tree)}
+    states: list[dict[str, Any]] = []
+    without, read = [], 0
+    for group, parameter in members(optimizer):
+        form = form_of_group(optimizer, group)
+        if form is SGD and not group["momentum"]:
+            states.append({})
+            continue
+        own_slots = places.get(id(parameter), ())
+        readable = {} if has_joint_moments(form, parameter, own_slots) else entries
+        nodes = [(slot, readable.get(foreign.get(paths[slot.id], ""))) for slot in own_slots]
+        if not nodes or any(node is None for _, node in nodes):
+            without += [paths[slot.id] for slot, node in nodes if node is None]
+            states.append(dict(optimizer.state.get(parameter, {})))
+            continue
+        read += 1
+        new = _initial_state(form, group, parameter)
+        saved = read_state(form, nodes, parameter, source)
+        if VELOCITY in saved:
+            saved = {BUFFER: saved[VELOCITY].mul_(1 - group["momentum"])}
+        wanted = saved if form is ADAFACTOR else new
+        saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in wanted}
+        states.append({**new, **saved})
+    if without and not read:
+        raise RecordError(f"{source} lacks the state of all {len(without)} parameters of the model")
+    assign(optimizer, states)
+    return without
+
+
+def _initial_state(form: Tree, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Return the state that an optimizer with *form* creates for *parameter* at its first step."""
+    if form is SGD:
+        return {BUFFER: None} if group["momentum"] else {}
+    if form is ADAFACTOR:
+        return {STEP: new_step(0, group, parameter)}
+    optional = {
+        "max_exp_avg_sq": group.get("amsgrad"),
+        "grad_avg": group.get("centered"),
+        BUFFER: form is MUON or group.get("momentum", 0) > 0,
+    }
+    names = {key for key in keys(form) if optional.get(key, True)} | ({BUFFER} if form is MUON else set())
+    state = {name: torch.zeros_like(parameter, requires_grad=False) for name in sorted(names - {STEP})}
+    counts = STEP in names or form is RMS_PROP
+    return {STEP: new_step(0, group, parameter), **state} if counts else state
 
 
 def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
