@@ -1,6 +1,7 @@
 """The cost of the loop: the Learner, a textbook loop, a hand-written fast loop, and Lightning if installed.
 
     python benchmarks/loop.py [--rounds 7] [--steps 1000] [--only mlp-64]
+    python benchmarks/loop.py --bytecodes
 
 60,000 uint8 images of 28×28 (random: no number depends on what is on them), Adam, loss and accuracy of
 every step, one torch thread, CPU time. The contestants run in turn, each in its own process; a ratio is that
@@ -13,8 +14,10 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import itertools
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +72,7 @@ CASES: dict[str, tuple[Callable[[], Any], int, float]] = {
     "null-64": (Null, 64, 2.7),
 }
 HAND_WRITTEN = {"mlp-64": 0.95, "mlp-512": 0.95, "cnn-64": 1.0, "null-64": 0.90}
+CONTESTANTS = ("hand-written", "learner")
 LIGHTNING = {"mlp-64": 4.5, "mlp-512": 2.8, "cnn-64": 1.15, "null-64": 10.0}
 
 
@@ -214,6 +218,28 @@ def round_of(name: str, case: str, steps: int, seed: int) -> float:
     return 1e6 * (time.process_time() - start) / -(-count // batch_size)
 
 
+def count_bytecodes(name: str, case: str) -> tuple[float, float]:
+    """The instructions and the calls of Python in a step of contestant *name*; they depend on no clock."""
+    counts = {"opcode": 0, "call": 0}
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        frame.f_trace_opcodes = True
+        counts[event] = counts.get(event, 0) + 1
+        return trace
+
+    totals, more = [], min(3 * BLOCK, -(-SAMPLES // CASES[case][1]))
+    for steps in (BLOCK, BLOCK, more):  # the first warms up
+        before = dict(counts)
+        sys.settrace(trace)
+        try:
+            round_of(name, case, steps, seed=0)
+        finally:
+            sys.settrace(None)
+        totals.append([counts[event] - before[event] for event in ("opcode", "call")])
+    instructions, calls = ((last - first) / (more - BLOCK) for first, last in zip(*totals[1:], strict=True))
+    return instructions, calls
+
+
 def contestant(name: str) -> Callable[..., None]:
     """By name; Lightning's is imported where it is asked for only."""
     if name == "lightning":
@@ -267,7 +293,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", help="one of " + ", ".join([*CASES, "validation"]))
+    parser.add_argument("--bytecodes", action="store_true", help="count instructions of Python instead")
     options = parser.parse_args()
+    if options.bytecodes:
+        for case, name in itertools.product([options.only] if options.only else CASES, CONTESTANTS):
+            instructions, calls = count_bytecodes(name, case)
+            print(f"{case:<18} {name:<20}{instructions:8.0f} instructions in {calls:5.1f} calls a step")
+        return
     others = ["textbook", "hand-written"] + ["lightning"] * bool(importlib.util.find_spec("lightning"))
     for case, (_, _, goal) in CASES.items():
         if options.only in {None, case}:

@@ -104,8 +104,8 @@ class NormalizeBatcher:
             return leaf
         return pad_rows(leaf) if self.ragged == "pad" else list_rows(leaf)
 
-    def finish(self, batch: Batch) -> Batch:
-        """Return *batch* with normalized inputs, float32, and masks, int64, on its device."""
+    def finish(self, batch: Batch | Samples) -> Batch:
+        """Return gathered samples with normalized inputs, float32, and masks, int64, on their device."""
         targets = batch.targets
         if not isinstance(targets, Tensor) or targets.ndim > 2:
             targets = map_leaves(_widen_mask, targets)

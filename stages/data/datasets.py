@@ -98,6 +98,8 @@ class TensorDataset:
         self.targets = targets
         self.kinds = kinds
         self._allocate = allocate
+        self.is_plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+        """True if there is one tensor of inputs and one of targets."""
 
     def __len__(self) -> int:
         return count_rows(self.inputs)
@@ -106,11 +108,6 @@ class TensorDataset:
     def leaves(self) -> list[Any]:
         """All leaves of inputs and targets."""
         return [*list_leaves(self.inputs), *list_leaves(self.targets)]
-
-    @property
-    def is_plain(self) -> bool:
-        """True if there is one tensor of inputs and one of targets."""
-        return isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor)
 
     def __getitem__(self, index: int) -> Any:
         if self.is_plain:

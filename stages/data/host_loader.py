@@ -280,6 +280,14 @@ class HostLoader:
 
         Batches of which the rank has no sample are left out.
         """
+        if not (self._workers or self.augmenter or self._fetcher.runs_user_code):
+            dataset: Any = self.dataset
+            indices: Iterable[Tensor] = self.order.batches(epoch, first)
+            if self.order.share[1] > 1:
+                indices = filter(len, indices)
+            is_gathered = type(self.batcher) is NormalizeBatcher and isinstance(dataset.targets, Tensor)
+            build = self.batcher.finish if is_gathered else self.batcher.batch  # type: ignore[attr-defined]
+            return map(build, map(dataset.__getitems__, indices))  # no call in between
         places = self._places(epoch, first)
         return self._from_workers(places) if self._workers else map(self._fetcher.fetch, places)
 

@@ -46,9 +46,9 @@ def warn_of_cudnn_dropout(model: nn.Module, device: torch.device) -> None:
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch (on every device), Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    if torch.accelerator.is_available():  # without one, torch formats the stack three times
+        torch.manual_seed(seed)
+    seed_host_generators(seed)
 
 
 def seed_host_generators(seed: int) -> None:

@@ -35,6 +35,7 @@ ITEM = (
     "dataclass of your own with a property size, the number of samples in the batch"
 )
 LOADER = "DataLoader(dataset, batch_size=32)"
+SEQUENCES = (list, tuple)
 SPARSE = "Create the layer with sparse=False, or use adagrad without weight decay"
 
 
@@ -267,23 +268,25 @@ class StepChecks:
         self._parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
         self._has_checked_gradients = False
 
-    def check_train_step(self, step: Any) -> TrainOutput[Any]:
-        """Return *step* if it is valid. The number of gradients is checked each time, their shapes once."""
+    def check_train_step(self, step: Any) -> int:
+        """Return the number of samples of *step* if it is valid.
+
+        The number of gradients is checked each time, their shapes once.
+        """
         try:
             gradients, item = step.gradients, step.item
         except AttributeError:
             raise self._error("train_step", f"returned {_describe(step)}: {RETURN}") from None
-        if not isinstance(gradients, list | tuple) or len(gradients) != len(self._parameters):
+        if not isinstance(gradients, SEQUENCES) or len(gradients) != len(self._parameters):
             raise self._error("train_step", self._count_of(gradients))
         loss = getattr(item, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             self._check_loss(item, loss)
-        self._check_size("train_step", item)
+        size = self._check_size("train_step", item)
         if not self._has_checked_gradients:
             self._check_gradients(gradients)
             self._has_checked_gradients = True
-        checked: TrainOutput[Any] = step
-        return checked
+        return size
 
     def check_valid_step(self, item: Any) -> Any:
         """Return *item* if it is valid as the output of a validation step."""
@@ -291,7 +294,7 @@ class StepChecks:
         return item
 
     def _count_of(self, gradients: Any) -> str:
-        if not isinstance(gradients, list | tuple):
+        if not isinstance(gradients, SEQUENCES):
             return (
                 f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)"
             )
@@ -309,9 +312,9 @@ class StepChecks:
             "train_step", f"returned a loss of shape {tuple(loss.shape)}: reduce it, for example loss.mean()"
         )
 
-    def _check_size(self, step: str, item: Any) -> None:
+    def _check_size(self, step: str, item: Any) -> int:
         try:
-            size = item.size
+            size: int = item.size
         except Exception as error:
             if not hasattr(type(item), "size"):
                 raise self._error(step, f"returned {_describe(item)} without a size: {ITEM}") from None
@@ -324,7 +327,7 @@ class StepChecks:
                 step, f"returned {_describe(item)}, whose size cannot be read: {error}. {ITEM}"
             ) from error
         if type(size) is int and size >= 0:
-            return
+            return size
         if isinstance(item, Tensor | dict):
             raise self._error(step, f"returned {_describe(item)}: {ITEM}")
         if callable(size):
@@ -335,6 +338,7 @@ class StepChecks:
             raise self._error(
                 step, f"returned {_describe(item)}, whose size is {size!r}: return the number of samples"
             )
+        return operator.index(size)
 
     def _check_gradients(self, gradients: Any) -> None:
         for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):

@@ -7,7 +7,6 @@ early stopping. After any batch a checkpoint may be written; an interrupted run 
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -38,7 +37,7 @@ from stages.learner.checks import (
     find_valid_metrics,
 )
 from stages.learner.loader_parts import check_repeatable
-from stages.learner.metering import NOTHING, Meter
+from stages.learner.metering import Meter
 from stages.learner.resume.mid_epoch import MidEpochCheckpointer
 from stages.learner.steps.cuda_graph import CudaGraphStep, build_captured_step
 from stages.learner.steps.rank_step import (
@@ -49,9 +48,8 @@ from stages.learner.steps.rank_step import (
     synchronize_ranks,
     synchronize_training_state,
 )
-from stages.learner.steps.step_strategies import LbfgsStep, PlainStep
+from stages.learner.steps.step_strategies import LbfgsStep, PlainStep, StepResult
 from stages.learner.streams import check_streams, count_batches, no_batches
-from stages.metrics import MetricState
 from stages.models import ClassificationStep
 from stages.optim import RunLength, Scheduler
 
@@ -153,8 +151,7 @@ class Loop:
         division = Division(self._group, fills_empty=self._state.is_sharded)
         batches = iter(iterate_rank(loader, self._device, division))
         for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
-            item = self._strategy.validate(self._run_valid_step, batch)
-            meter.measure(item, iteration, 0.0)
+            meter.measure(self._strategy.validate(self._run_valid_step, batch).item, iteration, 0.0)
         meter.finish()
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -217,7 +214,7 @@ class Loop:
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
             if result is not None:
-                self._measure(meter, *result, iteration=iteration, rate=rate)
+                self._measure(meter, result, iteration=iteration, rate=rate)
             else:
                 meter.skip()
             del result  # free its output before the next one is computed
@@ -247,11 +244,10 @@ class Loop:
         iteration = self._progress.batch
         batches = self._open(loader, meter)
         for batch in batches:
-            item = self._strategy.validate(self._run_valid_step, batch)
-            samples = self._strategy.count_samples(batch, item)
+            result = self._strategy.validate(self._run_valid_step, batch)
             del batch  # free its memory before the next one is loaded
             iteration += 1
-            self._measure(meter, item, samples, iteration=iteration)
+            self._measure(meter, result, iteration=iteration)
             if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
         self._end(meter, iteration)
@@ -322,22 +318,14 @@ class Loop:
         limits = count_batches(loader), self._options.limit_batches.get(split)
         return min((limit for limit in limits if limit is not None), default=0)
 
-    def _measure(
-        self,
-        meter: Meter,
-        item: Any,
-        samples: int,
-        measured: Mapping[str, MetricState] = NOTHING,
-        *,
-        iteration: int,
-        rate: float = 0.0,
-    ) -> None:
-        meter.measure(item, iteration, rate, measured)
+    def _measure(self, meter: Meter, result: StepResult, *, iteration: int, rate: float = 0.0) -> None:
+        meter.measure(result.item, iteration, rate, result.measured)
         if self._limiter is not None:
             self._limiter.step()
-        self._progress.batch = iteration
-        self._progress.items += samples
-        self._observers.renderer.step(self._progress)
+        progress = self._progress
+        progress.batch = iteration
+        progress.items += result.samples
+        self._observers.renderer.step(progress)
 
     def _end(self, meter: Meter, iteration: int) -> None:
         """Add the values of the pass, which ended after *iteration* batches, to the history."""

@@ -1,6 +1,7 @@
 """Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from stages.contracts.events import (
     DefinitionLogger,
     MetricDefinition,
     MetricLogger,
+    NoRenderer,
     Progress,
     Renderer,
     Resumable,
@@ -49,7 +51,7 @@ from stages.metrics import (
     measure_scalar,
 )
 from stages.metrics.registry import BUILT_IN
-from stages.metrics.state import add_states, load_state
+from stages.metrics.state import add_states, load_state, read_values
 from stages.optim import Guard
 from stages.records import decode_state
 
@@ -196,8 +198,10 @@ class Meter:
         self._pass_metrics: list[Any] = [metric.metric for metric in self._metrics if metric.covers_pass]
         self._loggers = {metric.name: loggers for metric, loggers in metrics}
         self._renderer = renderer
+        self._has_curves = getattr(type(renderer), "log", None) is not NoRenderer.log
         self._split = split
         self._epoch = epoch
+        self._telemetry_names = {metric.name for metric in self._metrics if metric.telemetry}
         self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
         self._measures: dict[str, Measure] = {}
         self._collectors: dict[str, Collector] = {}
@@ -406,15 +410,16 @@ class Meter:
             return
         bad_iteration, error = self._find_error(pending.last, is_flagged=is_flagged)
         self._sums = self._add(columns)
+        finite = bisect_left(pending.iterations, bad_iteration)
         for name, values in columns.items():
-            numbered = list(zip(pending.iterations, values, strict=False))
+            logged = values[:finite]
             if name not in self._loggers:  # not each step logs it
-                numbered = [(n, value) for n, value in numbered if value.count]
-            for _, value in numbered[-1:]:
+                logged = [value for value in logged if value.count]
+            for value in logged[-1:]:
                 self._latest[name] = value
             has_value = _has_batch_value(values[-1])
             if has_value is None or (has_value and self._burn != "0.22"):
-                self._log(name, [(value.value, value.count) for n, value in numbered if n < bad_iteration])
+                self._log(name, read_values(logged))
         if error is not None:
             raise error
 
@@ -422,7 +427,7 @@ class Meter:
         """Log and show the value and the count of metric *name* on each of several batches."""
         for logger in self._loggers.get(name, self._log_loggers) if values else ():
             log_batches(logger, self._epoch, name, values)
-        for value, _ in values:
+        for value, _ in values if self._has_curves else ():
             self._renderer.log(self._split, self._epoch, name, value)
 
     def _find_error(self, last: int, *, is_flagged: bool) -> tuple[float, Exception | None]:
@@ -443,8 +448,7 @@ class Meter:
         values = self.running()
         for name, total in self._sums.items():
             self._log_epoch(name, total, values[name])
-        telemetry = {metric.name for metric in self._metrics if metric.telemetry}
-        self.telemetry = {name: value for name, value in values.items() if name in telemetry}
+        self.telemetry = {name: values[name] for name in values if name in self._telemetry_names}
         names = [metric.name for metric in self._metrics if metric.numeric and not metric.telemetry]
         names += sorted(name for name in values.keys() - self._loggers.keys() if self._sums[name].count)
         results: dict[str, float] = {name: values[name] for name in names if name in values}
@@ -454,9 +458,8 @@ class Meter:
 
     def _log_epoch(self, name: str, total: MetricState, value: float) -> None:
         """Log the *value* of the pass, if the version of Burn has a line for it or the batches lack it."""
-        is_telemetry = any(metric.telemetry for metric in self._metrics if metric.name == name)
         has_line = self._burn == "0.22" and not self._is_test
-        if self._burn is None or is_telemetry:
+        if self._burn is None or name in self._telemetry_names:
             has_line = not isinstance(total, Mean)
         for logger in self._loggers.get(name, self._log_loggers):
             if self._burn == "0.22" and _has_batch_value(total) is not None:

@@ -97,7 +97,8 @@ class ModelState:
             self.model.optimize(self.optimizer, clipped, rate)
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate, skip)
-        self.end_step()
+        if self.average is not None:
+            self.end_step()
 
     def update_on_device(
         self, gradients: Sequence[Tensor | None], rates: Sequence[Tensor], skip: Tensor | None
@@ -111,7 +112,8 @@ class ModelState:
 
     def prepare_update(self, rate: float) -> list[float]:
         """Set the rate of each group, as `update` does at the learning rate *rate*, and return the rates."""
-        return self._stepper.set_rates(None if self._drives_groups else rate)
+        self._stepper.set_rates(None if self._drives_groups else rate)
+        return self._stepper.rates
 
     def begin_training(self) -> None:
         """Call the hooks, and adapt to what was changed in the optimizer since the last epoch."""

@@ -208,8 +208,8 @@ def _read_table(output: SingleLabelOutput) -> "tuple[np.ndarray[Any, Any], np.nd
     if logits.dtype is not torch.float32 or not (logits.is_cpu and targets.is_cpu):
         return None
     scores, labels = logits.detach().numpy(), targets.numpy()
-    has_classes = scores.ndim == 2 and scores.shape[1] > 1
-    return (scores, labels) if has_classes and labels.shape == scores.shape[:1] else None
+    shape = scores.shape
+    return (scores, labels) if len(shape) == 2 and shape[1] > 1 and labels.shape == shape[:1] else None
 
 
 def _compare(
@@ -223,8 +223,7 @@ def _compare(
     flat = scores.ravel()
     if not flat.dot(flat) >= 0:  # a sum of squares is NaN only if one of them is
         hits &= ~np.isnan(scores).any(2)
-    rows = zip(hits.sum(1).tolist(), counted.sum(1).tolist(), strict=True)
-    return [Mean(100.0 * correct, count) for correct, count in rows]
+    return [*map(Mean, (100.0 * hits.sum(1)).tolist(), counted.sum(1).tolist())]
 
 
 def check_label_shapes(output: MultiLabelClassificationOutput, metric: str) -> None:

@@ -28,7 +28,11 @@ class LossMetric:
 
         A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
         """
-        return _weigh(output.loss, weight_of(output))
+        loss = output.loss
+        is_plain = getattr(output, "weight", None) is None and isinstance(loss, Tensor) and loss.is_cpu
+        if is_plain and (size := output.size):
+            return Mean(loss.item() * size, size)
+        return _weigh(loss, weight_of(output))
 
 
 class ScalarMetric:
@@ -93,8 +97,6 @@ def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:
         mean = value.detach().to(weight.device)
         total = (mean if mean.device.type == "mps" else mean.double()) * weight
         return Mean.from_sum(total.where(weight != 0, 0.0), weight)
-    if value.is_cpu and weight:
-        return Mean(value.item() * weight, weight)
     return Mean.from_mean(value, weight)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import reduce
 from itertools import chain
-from operator import add
+from operator import add, attrgetter, truediv
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -90,7 +90,7 @@ class Mean:
     @property
     def count(self) -> float:
         """The weight, as an `int` if it is a whole number."""
-        return _as_number(self.weight)
+        return self.weight if type(self.weight) is int else as_count(float(self.weight))
 
     @classmethod
     def from_mean(cls, mean: Tensor, weight: float) -> Self:
@@ -101,21 +101,28 @@ class Mean:
     def from_sum(cls, total: Tensor, weight: Weight, scale: float = 1.0) -> Self:
         """Return the mean of *total* (a scalar) times *scale*, over *weight*."""
         if total.is_cpu:  # costs less than an addition of tensors
-            return cls(total.item() * scale, _as_number(weight))
+            return cls(total.item() * scale, as_count(float(weight)))
         wide = total.detach() if total.device.type == "mps" else total.detach().to(torch.float64)
         return cls(wide * scale, weight)
 
 
-def _as_number(weight: Weight) -> float:
-    return weight if type(weight) is int else as_count(float(weight))
+TOTAL, WEIGHT = attrgetter("total"), attrgetter("weight")
+
+
+def read_values(values: Sequence[Any]) -> list[tuple[float, float]]:
+    """Return the value and the count of each of *values*, which are on the host; of means without calls."""
+    if set(map(type, values)) == {Mean}:
+        weights = [*map(WEIGHT, values)]
+        if set(map(type, weights)) == {int} and all(weights):
+            return [*zip(map(truediv, map(TOTAL, values), weights), weights, strict=True)]
+    return [(value.value, value.count) for value in values]
 
 
 def add_states(values: Sequence[Any]) -> Any:
     """Return the sum of *values*, added in order; there is at least one."""
     if set(map(type, values)) != {Mean}:
         return reduce(add, values)
-    total = reduce(add, [value.total for value in values])
-    return Mean(total, reduce(add, [value.weight for value in values]))
+    return Mean(reduce(add, map(TOTAL, values)), reduce(add, map(WEIGHT, values)))
 
 
 @dataclass(frozen=True)

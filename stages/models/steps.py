@@ -18,7 +18,6 @@ from torch import Tensor
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import (
     ClassificationOutput,
-    Item,
     RegressionOutput,
     TrainOutput,
     Weight,
@@ -85,8 +84,9 @@ def backward(model: "torch.nn.Module", loss: Tensor, weight: "Weight | None" = N
         loss.backward()  # type: ignore[no-untyped-call]
     else:
         run_backward(loss, parameters, weight)
-    gradients = [parameter.grad for parameter in parameters]
+    gradients = []
     for parameter in parameters:
+        gradients.append(parameter.grad)
         parameter.grad = None
     return gradients
 
@@ -122,14 +122,17 @@ def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
 
 
 @contextmanager
-def prepare_backward(model: "torch.nn.Module", run_backward: RunBackward | None = None) -> Iterator[None]:
+def prepare_backward(
+    model: "torch.nn.Module", run_backward: RunBackward | None = None
+) -> Iterator[tuple[Tensor, ...]]:
     """Have `backward` compute gradients of *model* with *run_backward* in the block, then clear ``.grad``.
 
-    None means ``loss.backward()``. The parameters of *model* are looked up once, not in each step.
+    None means ``loss.backward()``. The parameters of *model*, which the block receives, are looked up once.
     """
-    _prepared[id(model)] = tuple(model.parameters()), run_backward
+    parameters = tuple(model.parameters())
+    _prepared[id(model)] = parameters, run_backward
     try:
-        yield
+        yield parameters
     finally:
         clear_gradients(model)
         del _prepared[id(model)]
@@ -216,7 +219,8 @@ class ClassificationStep(LoggingStep):
         Raises:
             BuilderError: If *batch* is not such a pair, or has no targets.
         """
-        inputs, targets = _unpack_pair(batch, self, "forward_classification")
+        is_pair = isinstance(batch, tuple) and len(batch) == 2  # most batches
+        inputs, targets = batch if is_pair else _unpack_pair(batch, self, "forward_classification")
         if targets is None:
             raise BuilderError(
                 f"{type(self).__name__}.forward_classification{place_of(type(self))} needs targets, and the "
@@ -227,7 +231,8 @@ class ClassificationStep(LoggingStep):
 
     def train_step(self, batch: Any) -> TrainOutput[ClassificationOutput]:
         """Return the output and the gradients of one batch."""
-        return _train(self, self.forward_classification(batch))
+        item = self.forward_classification(batch)
+        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
 
     def valid_step(self, batch: Any) -> ClassificationOutput:
         """Return the output of one batch."""
@@ -261,7 +266,8 @@ class RegressionStep(LoggingStep):
         Raises:
             BuilderError: If *batch* is not such a pair, or if predictions and targets differ in shape.
         """
-        inputs, targets = _unpack_pair(batch, self, "forward_regression")
+        is_pair = isinstance(batch, tuple) and len(batch) == 2
+        inputs, targets = batch if is_pair else _unpack_pair(batch, self, "forward_regression")
         predictions = self(inputs)
         if targets is None:
             targets = inputs
@@ -273,22 +279,16 @@ class RegressionStep(LoggingStep):
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
         """Return the output and the gradients of one batch."""
-        return _train(self, self.forward_regression(batch))
+        item = self.forward_regression(batch)
+        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
 
     def valid_step(self, batch: Any) -> RegressionOutput:
         """Return the output of one batch."""
         return self.forward_regression(batch)
 
 
-def _train(model: Module, item: Item) -> TrainOutput[Item]:
-    """Return *item* with the gradients of its loss; a user's output may have no weight."""
-    return TrainOutput(model, backward(model, item.loss, getattr(item, "weight", None)), item)
-
-
 def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
     """Return the inputs and targets of *batch*; *method* is the method to override for other batches."""
-    if isinstance(batch, tuple) and len(batch) == 2:  # most batches, without a context
-        return batch
     if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, into keys, rows and letters
         with suppress(TypeError, ValueError):
             inputs, targets = batch

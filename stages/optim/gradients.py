@@ -110,7 +110,7 @@ class Window:
         not read, and the gradients of a weight of 0 are not to be applied.
         """
         sums, dtypes, weight = self._sums, self._dtypes, self._weight
-        self._clear()
+        self.batches, self._weight, self._sums, self._dtypes = 0, 0, [], {}
         self.taken_weight = weight
         if not (weight if type(weight) is int else _may_count(weight)):
             return None

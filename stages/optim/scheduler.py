@@ -141,10 +141,16 @@ class Scheduler:
                 f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
                 f"{first}. Lower its rates or factors (build_learner.schedule in params.yaml)"
             )
-        if self._rule is not None:
-            block = range(first, first + RATES_PER_BLOCK)
+        block = range(first, first + RATES_PER_BLOCK)
+        if self._is_constant:
+            self._rates = dict.fromkeys(block, rate)
+        elif self._rule is not None:
             self._rates = {n: later for n in block if math.isfinite(later := self._rate(n))}
         return rate
+
+    @property
+    def _is_constant(self) -> bool:
+        return type(self.schedule) is Constant and self.schedule.warmup is None
 
     def _rate(self, iteration: int) -> float:
         if not self._is_resolved:
@@ -164,7 +170,7 @@ class Scheduler:
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
         kind = self._rule.name if self._rule else type(self.schedule).__name__
-        if isinstance(self.schedule, Constant) and self.schedule.warmup is None:
+        if self._is_constant:
             return kind
         per = "update" if self.steps_per_update else self.per
         warmup = f", after {self._rule.warmup} of warm-up" if self._rule and self._rule.warmup else ""

@@ -60,7 +60,7 @@ class Stepper:
         self._fast_path = fast_path
         self._check_interval = check_interval
         self._unchecked = 0
-        """The number of updates since options and entries were compared."""
+        """The number of updates since options and entries were compared; -1 to compare them next."""
         self.needs_closure = isinstance(optimizer, torch.optim.LBFGS)
         """True if the optimizer evaluates the loss several times per step and needs `step_with_closure`."""
         self._initial: list[float] = []
@@ -92,6 +92,7 @@ class Stepper:
         self._get_options: Callable[[dict[str, Any]], Any] = itemgetter(*names) if names else len
         self._options = [*map(self._get_options, groups)]
         self._entries = _entries_of(self._state)
+        self._strides = [parameter.stride() for parameter in self.parameters]
 
     @property
     def reads_flag(self) -> bool:
@@ -151,20 +152,24 @@ class Stepper:
         finally:
             self._clear_gradients()
 
-    def set_rates(self, learning_rate: float | None) -> list[float]:
-        """Set the rate of each group, unless *learning_rate* is None, and return the rates."""
+    @property
+    def rates(self) -> list[float]:
+        """The rate of each group."""
+        return [group["lr"] for group in self._groups]
+
+    def set_rates(self, learning_rate: float | None) -> None:
+        """Set the rate of each group, unless *learning_rate* is None."""
         if learning_rate is not None:
             for group, ratio in self._ratios:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(learning_rate * ratio)
                 else:
                     group["lr"] = learning_rate * ratio
-        return [group["lr"] for group in self._groups]
 
     @contextmanager
     def rates_from(self, rates: Sequence[Tensor]) -> Iterator[None]:
         """Use *rates*, a scalar on the device for each group, in the block, which a CUDA graph may record."""
-        numbers = [group["lr"] for group in self._groups]
+        numbers = self.rates
         for group, rate in zip(self._groups, rates, strict=True):
             group["lr"] = rate
         try:
@@ -179,19 +184,15 @@ class Stepper:
         return [[value for name, value in group.items() if name not in VARIABLE] for group in self._groups]
 
     def _prepare(self, learning_rate: float | None) -> None:
-        self._unchecked += 1
-        if self._unchecked >= self._check_interval:
-            self._unchecked = 0
-            has_changed = self.is_changed()
-        else:
-            has_changed = self._is_replaced()
+        self._unchecked = (self._unchecked + 1) % self._check_interval
+        has_changed = self._is_replaced() if self._unchecked else self.is_changed()
         if has_changed:
             self.refresh()
         self.set_rates(learning_rate)
 
     def check_next(self) -> None:
         """Look for changes before the next update."""
-        self._unchecked = self._check_interval
+        self._unchecked = -1
 
     def is_changed(self) -> bool:
         """Return whether the optimizer was changed since `refresh`; takes about a microsecond."""
@@ -219,10 +220,10 @@ class Stepper:
         """
         if self.clipping:
             gradients = clip(gradients, self.clipping)
-        for number, (gradient, parameter) in enumerate(zip(gradients, self.parameters, strict=True)):
-            if gradient is None or gradient.is_sparse or gradient.stride() == parameter.stride():
+        for number, (gradient, strides) in enumerate(zip(gradients, self._strides, strict=True)):
+            if gradient is None or gradient.is_sparse or gradient.stride() == strides:
                 continue
-            matched = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach())
+            matched = torch.empty_like(self.parameters[number], dtype=gradient.dtype).copy_(gradient.detach())
             gradients = [*gradients[:number], matched, *gradients[number + 1 :]]
         return gradients
 
@@ -243,12 +244,8 @@ def _is_overridden(optimizer: torch.optim.Optimizer) -> bool:
 
 def _entries_of(state: Any) -> list[Any]:
     """Return all values in *state*, parameter by parameter."""
-    try:
-        return list(chain.from_iterable(map(dict.values, state.values())))
-    except TypeError:  # a value of the optimizer itself
-        return list(
-            chain.from_iterable(entry.values() for entry in state.values() if isinstance(entry, dict))
-        )
+    entries = [entry.values() for entry in state.values() if isinstance(entry, dict)]  # others are its own
+    return [*chain.from_iterable(entries)]
 
 
 def _match_layouts(state: Any) -> None:

@@ -526,7 +526,8 @@ def test_step_at_rates_on_the_device_has_the_bits_of_a_step_at_numbers(build):
         stepper.step(gradients(0), 0.3)
 
     steppers[0].step(gradients(1), 0.2)
-    rates = steppers[1].set_rates(0.2)
+    steppers[1].set_rates(0.2)
+    rates = steppers[1].rates
     with steppers[1].rates_from([torch.tensor(rate, dtype=torch.float64) for rate in rates]):
         steppers[1].step(gradients(1), None)
 

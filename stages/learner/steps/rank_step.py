@@ -11,14 +11,14 @@ from torch import Tensor
 
 from stages import distributed
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
+from stages.contracts.outputs import TrainOutput, Weight, weight_of
 from stages.contracts.placement import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.run_state import RunState
-from stages.learner.steps.step_strategies import PlainStep
+from stages.learner.steps.step_strategies import PlainStep, StepResult
 from stages.optim.gradients import Gradients
 
 
@@ -66,18 +66,21 @@ class RankStep(PlainStep):
         self._group = state.group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
         self._is_sum = True  # every rank checks the gradients that the ranks have added
+        self._passes = self.passes
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, every gradient is None."""
         if batch.batch is not None:
-            return super().compute(batch.batch)
-        self.weight = 0
+            step = super().compute(batch.batch)
+            self.samples = batch.samples
+            return step
+        self.weight, self.samples = 0, batch.samples
         self._buffers.save()
         if self._scaler is not None:
             self._scaler.begin_step()
         return TrainOutput(self._model, [None] * self._parameter_count, None)
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int, weight: Weight) -> bool:
         """Return whether the shares of all ranks are valid, as `Guard.passes` does.
 
         In fp16, an overflow on any rank leaves out the batch on all, so that all have the same scale. With
@@ -87,30 +90,22 @@ class RankStep(PlainStep):
         skipped = guard.skipped
         if self._scaler is not None:
             self._scaler.share_overflow(self._group.sum)
-        passes = super().passes(step, epoch, iteration)
+        passes = guard.passes(step, epoch, iteration, weight)
         if not self._skips:
             return passes
         all_pass = not self._group.any(not passes)
         guard.skipped = 0 if all_pass else skipped + 1
         return all_pass
 
-    def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
+    def validate(self, run: Callable[[Any], Any], batch: Share) -> StepResult:
         """Return the output of the samples of this rank; None without one."""
-        return None if batch.batch is None else super().validate(run, batch.batch)
-
-    def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
-        """Return the number of samples of the batch on all ranks."""
-        return batch.samples
+        return StepResult(None if batch.batch is None else run(batch.batch), batch.samples)
 
     def _count_own(self, batch: Share) -> int:
         """Return the number of samples of this rank."""
         share = share_of(batch.samples, self._group.rank, self._group.size)
         count: int = share.stop - share.start
         return count
-
-    def _read(self, weight: Weight) -> float:
-        """Return *weight* as a number; on an accelerator this waits, as the guard does."""
-        return as_count(float(weight))
 
 
 class SynchronizedStep(RankStep):
@@ -139,7 +134,7 @@ class SynchronizedStep(RankStep):
         return super().compute(batch)
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
-        weight = self._read(weight_of(step.item))
+        weight: float = self._read(weight_of(step.item))
         check_weight(self._model, weight, self._own)
         return weight
 
@@ -201,18 +196,18 @@ class ShardedStep(RankStep):
         self._output = step.item if self._own else NO_LOSS
         return step if self._has_samples else replace(step, item=None)
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int, weight: Weight) -> bool:
         """Return whether the gradients of all ranks are valid, as `Guard.passes` does.
 
         A rank without a sample has a part of the gradients too.
         """
         of_rank = replace(step, item=self._output, gradients=_local(step.gradients))
-        return super().passes(of_rank, epoch, iteration)
+        return super().passes(of_rank, epoch, iteration, weight)
 
-    def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
+    def validate(self, run: Callable[[Any], Any], batch: Share) -> StepResult:
         """Return the output of the samples of this rank; None without one."""
         item = run(batch.batch)
-        return item if self._count_own(batch) else None
+        return StepResult(item if self._count_own(batch) else None, batch.samples)
 
     def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the shards of this rank, unless the sum of several finite batches overflowed on any rank."""

@@ -1,6 +1,8 @@
 """The values of metrics on their way to the loggers: from the device to the host, and from rank to rank."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -79,7 +81,8 @@ def encode_value(value: MetricState, metric: str) -> Tree:
         raise TypeError(str(error)) from None
 
 
-NUMBERS = (float, int)
+NUMBERS = {float, int}
+SUMS = attrgetter("total", "weight")
 ASYNCHRONOUS_DEVICES = ("cuda",)
 """The devices from which torch copies to the host while they run."""
 
@@ -93,13 +96,11 @@ class HostTransfer:
     def __init__(self, measured: list[MetricState], flag: Tensor | None = None) -> None:
         self._measured = measured
         self._has_flag = flag is not None
-        scalars = [
-            part
-            for value in measured
-            if isinstance(value, Mean)
-            for part in (value.total, value.weight)
-            if type(part) not in NUMBERS and isinstance(part, Tensor)
-        ]
+        has_others = set(map(type, measured)) != {Mean}
+        means = [value for value in measured if isinstance(value, Mean)] if has_others else measured
+        parts = [*chain.from_iterable(map(SUMS, means))]
+        is_hosted = {*map(type, parts)} <= NUMBERS
+        scalars = [] if is_hosted else [part for part in parts if isinstance(part, Tensor)]
         if flag is not None:
             scalars.append(flag)
         self.is_asynchronous = bool(scalars) and scalars[-1].device.type in ASYNCHRONOUS_DEVICES

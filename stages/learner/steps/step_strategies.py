@@ -20,7 +20,7 @@ from stages.learner.metering import NOTHING
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.metrics import MetricState
-from stages.models import clear_gradients, prepare_backward
+from stages.models import prepare_backward
 from stages.models.steps import RunBackward
 from stages.optim.gradients import Gradients
 
@@ -56,16 +56,19 @@ class PlainStep:
         self._has_gradients = False
         """True if a step of the epoch had a gradient."""
         self._check = checks.check_train_step
+        self._passes: Callable[..., bool] = state.guard.passes
         self._skips = state.guard.rule.kind == "skip"
         self._buffers = Buffers(self._model if self._skips else None)
         self.weight: Weight = 0
         """The weight of the gradients that `compute` returned last."""
+        self.samples = 0
+        """The number of samples of the batch, on all ranks."""
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
         self._has_gradients = self._state.updates_itself
-        with prepare_backward(self._model, self._run_backward):
+        with prepare_backward(self._model, self._run_backward) as self._parameters:
             self._model.train()
             self._state.begin_training()
             yield
@@ -76,15 +79,14 @@ class PlainStep:
         Return None if the batch is skipped, because it is not finite.
         """
         step = self.compute(batch)
-        samples = self.count_samples(batch, step.item)
-        if not self.passes(step, epoch, iteration):
+        if not self._passes(step, epoch, iteration, self.weight):
             self._buffers.restore()
             return None
         if not self._has_gradients:
             self._has_gradients = has_gradients(step)
         if not self._guard.overflowed:
             self._window.add(step.gradients, self.weight)
-        return StepResult(step.item, samples)
+        return StepResult(step.item, self.samples)
 
     def update(self, gradients: "Gradients | None", rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
@@ -103,10 +105,12 @@ class PlainStep:
         """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
         if self._skips:
             self._buffers.save()
-        clear_gradients(self._model)
+        for parameter in self._parameters:
+            parameter.grad = None
         if self._scaler is not None:
             self._scaler.begin_step()
-        step = self._check(self._train_step(batch))
+        step: TrainOutput[Any] = self._train_step(batch)
+        self.samples = self._check(step)
         if self._scaler is not None:
             self._scaler.check_used(self._model)
         self.weight = self._weigh(step)
@@ -116,25 +120,19 @@ class PlainStep:
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
         """Return the weight of the gradients of *step*: that of its output."""
+        if getattr(step.item, "weight", None) is None:
+            return self.samples
         weight = weight_of(step.item)
         return weight if type(weight) is int else self._read(weight)
 
-    def _read(self, weight: Weight) -> Weight:
-        """Return *weight* as a number, unless the guard reads no number of a step."""
+    def _read(self, weight: Weight) -> Any:
+        """Return *weight* as a number, unless the guard, that of one rank on a device, reads no number."""
         return weight if self._guard.flag is not None else as_count(float(weight))
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Return whether *step* is valid, as `Guard.passes` does; one of weight 0 is."""
-        return self._guard.passes(step, epoch, iteration, self.weight)
-
-    def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
-        """Return what *run*, a checked validation step, returns for *batch*."""
-        return run(batch)
-
-    def count_samples(self, batch: Any, item: Any) -> int:  # noqa: ARG002  other strategies need it
-        """Return the number of samples of *batch*, whose output is *item*."""
-        size: int = item.size
-        return size
+    def validate(self, run: Callable[[Any], Any], batch: Any) -> StepResult:
+        """Return the result of *run*, a checked validation step, on *batch*."""
+        item = run(batch)
+        return StepResult(item, item.size)
 
     def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model, unless the sum of several finite batches overflowed."""
