@@ -66,8 +66,7 @@ class Series:
     def at(self, epoch: int) -> float | None:
         """Return the value of *epoch*; None if it has none."""
         place = bisect_left(self.epochs, epoch)
-        is_measured = place < len(self.epochs) and self.epochs[place] == epoch
-        return self.values[place] if is_measured else None
+        return self.values[place] if epoch in self.epochs[place : place + 1] else None
 
     def best(self, direction: Direction, min_delta: float) -> int | None:
         """Return the last epoch that improved on all before by more than *min_delta*; None if none is finite.
