@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -129,7 +130,7 @@ class TorchMetric:
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them
-            module.distributed_available_fn = _is_never_distributed
+            module.distributed_available_fn = lambda: False
         self.metric.compute_with_cache = False
 
     @property
@@ -159,11 +160,8 @@ class TorchMetric:
 
     def join(self, name: str, first: Any, second: Any) -> Any:
         """Return the state *name* of two batches together."""
-        return (
-            first + second
-            if isinstance(first, Chunks)
-            else _join_functions()[self._joins[name]](first, second)
-        )
+        function = add if isinstance(first, Chunks) else _join_functions()[self._joins[name]]
+        return function(first, second)
 
     def compute(self, measured: TorchMetricState) -> float:
         """Return the value of *measured*; NaN if it is one sample, of which torchmetrics computes none.
@@ -215,10 +213,6 @@ class TorchMetric:
 
     def _is_mean(self, name: str) -> bool:
         return self._joins[name] is _load_utilities().dim_zero_mean
-
-
-def _is_never_distributed() -> bool:
-    return False
 
 
 @cache
@@ -320,15 +314,7 @@ def bleu(
     if smoothing not in adjust:
         raise BuilderError(f"bleu takes the smoothing {', '.join(adjust)}, not {smoothing!r}")
     metric = _load_part("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
-    return TorchMetric(
-        metric,
-        f"BLEU-{n_gram}",
-        "%",
-        scale=100.0,
-        inputs=TokenSentences(pad_token),
-        measures=SequenceOutput,
-        adjust=adjust[smoothing],
-    )
+    return _measure_sentences(metric, f"BLEU-{n_gram}", pad_token, adjust=adjust[smoothing])
 
 
 def rouge_l(pad_token: int | None = None) -> TorchMetric:
@@ -336,15 +322,12 @@ def rouge_l(pad_token: int | None = None) -> TorchMetric:
     metric = _load_part("text", "rouge_l").ROUGEScore(
         rouge_keys="rougeL", normalizer=str, tokenizer=str.split
     )
-    return TorchMetric(
-        metric,
-        "ROUGE-L",
-        "%",
-        scale=100.0,
-        key="rougeL_fmeasure",
-        inputs=TokenSentences(pad_token),
-        measures=SequenceOutput,
-    )
+    return _measure_sentences(metric, "ROUGE-L", pad_token, key="rougeL_fmeasure")
+
+
+def _measure_sentences(metric: Any, name: str, pad_token: int | None, **options: Any) -> TorchMetric:
+    inputs = TokenSentences(pad_token)
+    return TorchMetric(metric, name, "%", scale=100.0, inputs=inputs, measures=SequenceOutput, **options)
 
 
 def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
