@@ -12,7 +12,7 @@ from torch import nn
 from stages import distributed
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import Interrupter, MetricLogger, Renderer, Renderers
-from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
+from stages.contracts.fields import describe_portable_conflict
 from stages.contracts.history import Split, check_file_names
 from stages.contracts.plugins import check_object
 from stages.contracts.printing import print_line
@@ -134,7 +134,7 @@ def assemble(
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
-    _check_optimizer(options, optimizer, model, group.size)
+    check_optimizer(options, optimizer, model, group.size)
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
@@ -206,16 +206,6 @@ def _build_scheduler(
     return scheduler
 
 
-def _check_optimizer(
-    options: LearnerOptions, optimizer: torch.optim.Optimizer, model: nn.Module, ranks: int
-) -> None:
-    """Raise `BuilderError` if *optimizer* does not fit the model, the number of ranks, or a portable run."""
-    conflict = describe_portable_optimizer_conflict(type(optimizer).__name__)
-    if options.compute.portable and conflict:
-        raise BuilderError(conflict)
-    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
-
-
 def _check_recordable(state: ModelState, recorder: Recorder | None) -> None:
     """Raise `BuilderError` if a checkpoint of *recorder*, if there is one, cannot hold a value in *state*.
 
@@ -261,13 +251,9 @@ def _check(options: LearnerOptions, model: Any, optimizer: Any) -> None:
 
 def _check_sharding(options: LearnerOptions) -> None:
     """Raise `BuilderError` if several ranks shard the parameters and an option needs all of them on each."""
-    conflicts = {
-        "precision fp16": options.compute.precision == "fp16",
-        "sync_batch_norm": options.sync_batch_norm,
-    }
-    for name, is_set in conflicts.items():
-        if options.strategy == "fsdp" and is_set:
-            raise BuilderError(f"{name} cannot be used with the strategy fsdp. Use the strategy ddp")
+    name = "precision fp16" if options.compute.precision == "fp16" else "sync_batch_norm"
+    if options.strategy == "fsdp" and (name == "precision fp16" or options.sync_batch_norm):
+        raise BuilderError(f"{name} cannot be used with the strategy fsdp. Use the strategy ddp")
 
 
 def _prepare_batch_norms(

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -336,12 +336,8 @@ def _read_steps(
             log.warning("Passing over a checkpoint within an epoch: %s", error)
             broken.append(str(error))
         else:
-            readable.append(Candidate(position.sort_key, f"a step {position}", partial(_return, checkpoint)))
+            readable.append(Candidate(position.sort_key, f"a step {position}", partial(replace, checkpoint)))
     return readable, broken
-
-
-def _return(checkpoint: Checkpoint) -> Checkpoint:
-    return checkpoint
 
 
 def _check_identity(checkpoint: Checkpoint, identity: str | None, name: str) -> None:

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import torch
-
 from stages.contracts.errors import CheckpointError
 from stages.contracts.events import Interrupter, Progress
 from stages.contracts.history import Split
@@ -77,7 +75,8 @@ class MidEpochCheckpointer:
         if saved is not None:
             if (compiled := self._state.compiled_shapes) is not None:
                 compiled.first = dict(saved.get("shapes", {}))
-            _warn_of_devices(saved["now"], devices)
+            if mismatch := describe_device_mismatch(saved["now"]["devices"], device_names(devices)):
+                log.warning("%s", mismatch)
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
@@ -259,12 +258,6 @@ def _set_position(loader: Any, position: LoopPosition) -> int:
         return position.iteration
     set_position(position.iteration)
     return 0
-
-
-def _warn_of_devices(saved: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
-    mismatch = describe_device_mismatch(saved["devices"], device_names(devices))
-    if mismatch:
-        log.warning("%s", mismatch)
 
 
 def _skip(batches: Iterator[Any], number: int) -> None:
