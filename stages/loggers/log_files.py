@@ -95,9 +95,7 @@ class FileMetricLogger:
 
     def log_sample(self, epoch: int, sample: LoggedSample) -> None:
         """Write *sample* to ``epoch-<n>/<name>-<number>.png`` or ``.txt``."""
-        if epoch != self._epoch:
-            self.close()
-            self._epoch = epoch
+        self._enter(epoch)
         if not self._files:
             self._begin_epoch()
         is_text = isinstance(sample.content, str)
@@ -161,10 +159,13 @@ class FileMetricLogger:
         self._last = epoch
 
     def _file(self, epoch: int, name: str) -> LineFile:
+        self._enter(epoch)
+        return self._files.get(name) or self._open(name)
+
+    def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
             self.close()
             self._epoch = epoch
-        return self._files.get(name) or self._open(name)
 
     def _open(self, name: str) -> LineFile:
         path = self._folder() / format_file_name(name, "log")

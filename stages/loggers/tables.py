@@ -251,10 +251,9 @@ class InMemoryMetricLogger:
         return [r.value for r in self.rows if r.epoch == epoch and r.name == name and r.iteration]
 
     def flush(self) -> None:
-        """Do nothing: rows are not buffered."""
+        """Do nothing: rows are not buffered, and remain available."""
 
-    def close(self) -> None:
-        """Do nothing: the rows remain available."""
+    close = flush
 
     def position(self) -> dict[str, Any]:
         """Return the number of rows and the number of batches by metric."""
