@@ -6,9 +6,8 @@ All need torchmetrics, which the extra ``metrics`` installs.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from operator import add
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -70,7 +69,8 @@ class TorchMetricState:
         if not (self.count and other.count):
             return self if self.count else other
         joined = {
-            name: self.owner.join(name, state, other.states[name]) for name, state in self.states.items()
+            name: self.owner.joins[name].function(state, other.states[name])
+            for name, state in self.states.items()
         }
         return replace(self, states=joined, count=self.count + other.count)
 
@@ -87,7 +87,9 @@ class TorchMetricState:
             name: Chunks((tuple(value),) if value else ()) if isinstance(value, list) else value
             for name, value in state["states"].items()
         }
-        self.owner.check_states(states)
+        if states and set(states) != set(self.owner.joins):
+            expected = ", ".join(sorted(self.owner.joins))
+            raise ValueError(f"found the states {', '.join(sorted(states))}, expected {expected}")
         return replace(self, states=states, count=state["count"])
 
     @property
@@ -120,13 +122,14 @@ class TorchMetric:
     """The type of output that *inputs* takes, or a tuple of types."""
     adjust: "Callable[[Metric], None] | None" = None
     """Replaces states of the metric before its value is computed, for example by smoothed ones."""
-    _joins: Mapping[str, Any] = field(init=False, repr=False)
+    joins: "Mapping[str, Join]" = field(init=False, repr=False)
+    """How each state of two batches is joined."""
 
     def __post_init__(self) -> None:
-        _load_utilities()  # reports a missing torchmetrics before anything else fails
+        load_extra("torchmetrics", "metrics", type(self).__name__)  # before anything else fails
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
-        self._joins = _joins_of(self.metric)
+        self.joins = _joins_of(self.metric)
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them
@@ -158,11 +161,6 @@ class TorchMetric:
         }
         return TorchMetricState(self, states, output.size)
 
-    def join(self, name: str, first: Any, second: Any) -> Any:
-        """Return the state *name* of two batches together."""
-        function = add if isinstance(first, Chunks) else _join_functions()[self._joins[name]]
-        return function(first, second)
-
     def compute(self, measured: TorchMetricState) -> float:
         """Return the value of *measured*; NaN if it is one sample, of which torchmetrics computes none.
 
@@ -172,7 +170,7 @@ class TorchMetric:
             if isinstance(state, Chunks):
                 setattr(self.metric, name, list(state))
             else:
-                setattr(self.metric, name, state / measured.count if self._is_mean(name) else state)
+                setattr(self.metric, name, state / measured.count if self.joins[name].is_mean else state)
         if self.adjust is not None:
             self.adjust(self.metric)
         try:
@@ -181,13 +179,6 @@ class TorchMetric:
             if measured.count > 1:
                 raise
             return float("nan")  # one sample has no value of a metric such as R2
-
-    def check_states(self, states: Mapping[str, Any]) -> None:
-        """Raise `ValueError` if *states* are not those of this metric."""
-        if states and set(states) != set(self._joins):
-            raise ValueError(
-                f"found the states {', '.join(sorted(states))}, expected {', '.join(sorted(self._joins))}"
-            )
 
     @torch.no_grad()
     def _update(self, output: Any) -> None:
@@ -209,48 +200,45 @@ class TorchMetric:
         if isinstance(state, list):  # of views of the output, which a captured graph overwrites
             copies = tuple(chunk.clone() if isinstance(chunk, Tensor) else chunk for chunk in state)
             return Chunks((copies,)) if copies else Chunks()
-        return state * size if self._is_mean(name) else state
-
-    def _is_mean(self, name: str) -> bool:
-        return self._joins[name] is _load_utilities().dim_zero_mean
+        return state * size if self.joins[name].is_mean else state
 
 
-@cache
-def _load_utilities() -> Any:
-    return load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+class Join(NamedTuple):
+    """How the state of two batches is joined, as torchmetrics joins that of two processes."""
+
+    function: Callable[[Any, Any], Any]
+    is_mean: bool = False
+    """True for a mean, which is kept as the sum over samples until its value is read."""
 
 
-@cache
-def _join_functions() -> Mapping[Any, Callable[[Any, Any], Any]]:
-    """Return the function that joins the tensors of two batches, by torchmetrics' for two processes.
-
-    A mean is kept as the sum over samples until its value is read.
-    """
-    return {
-        _load_utilities().dim_zero_sum: torch.add,
-        _load_utilities().dim_zero_mean: torch.add,
-        _load_utilities().dim_zero_max: torch.maximum,
-        _load_utilities().dim_zero_min: torch.minimum,
-    }
-
-
-def _joins_of(metric: "Metric") -> dict[str, Any]:
-    """Return how torchmetrics joins each state of *metric*. Raises `BuilderError` if one cannot be joined."""
+def _joins_of(metric: "Metric") -> dict[str, Join]:
+    """Return how each state of *metric* is joined. Raises `BuilderError` if one cannot be joined."""
     name = type(metric).__name__
     kind = load_extra("torchmetrics", "metrics", TorchMetric.__name__).Metric
-    joins: dict[str, Any] = dict(vars(metric)["_reductions"])  # torchmetrics has no public name for this
-    if not joins or any(isinstance(child, kind) for child in metric.children()):
+    utilities = load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+    of_tensors = {
+        utilities.dim_zero_sum: Join(torch.add),
+        utilities.dim_zero_mean: Join(torch.add, is_mean=True),
+        utilities.dim_zero_max: Join(torch.maximum),
+        utilities.dim_zero_min: Join(torch.minimum),
+    }
+    of_lists = dict.fromkeys((utilities.dim_zero_cat, None), Join(add))
+    reductions = vars(metric)["_reductions"]  # torchmetrics has no public name for this
+    if not reductions or any(isinstance(child, kind) for child in metric.children()):
         raise BuilderError(
             f"metric {name!r} has no states itself, so the batches of an epoch cannot be added: "
             "compute it after training"
         )
-    for state, join in joins.items():
-        is_list = isinstance(metric.metric_state[state], list)
-        if join not in ({_load_utilities().dim_zero_cat, None} if is_list else _join_functions()):
+    joins: dict[str, Join] = {}
+    for state, reduction in reductions.items():
+        supported = of_lists if isinstance(metric.metric_state[state], list) else of_tensors
+        if reduction not in supported:
             raise BuilderError(
                 f"metric {name!r} has a state {state!r} that cannot be joined from two batches "
-                f"(its dist_reduce_fx is {getattr(join, '__name__', join)}): compute it after training"
+                f"(its dist_reduce_fx is {getattr(reduction, '__name__', reduction)}): compute it after "
+                "training"
             )
+        joins[state] = supported[reduction]
     return joins
 
 
