@@ -307,7 +307,7 @@ def _build_checkpoints(
     if options.recorder is None or not (group.is_main or is_sharded):
         return None
     if not group.is_main:
-        return FollowingCheckpoints(group, options.interval)
+        return FollowingCheckpoints(group)
     return CheckpointManager(
         StoredCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder, options.storage)
         if options.storage

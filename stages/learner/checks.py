@@ -277,8 +277,18 @@ class StepChecks:
             gradients, item = step.gradients, step.item
         except AttributeError:
             raise self._error("train_step", f"returned {_describe(step)}: {RETURN}") from None
-        if not isinstance(gradients, list | tuple) or len(gradients) != len(self._parameters):
-            raise self._error("train_step", self._count_of(gradients))
+        if not isinstance(gradients, list | tuple):
+            raise self._error(
+                "train_step",
+                f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)",
+            )
+        if len(gradients) != len(self._parameters):
+            raise self._error(
+                "train_step",
+                f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
+                "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) "
+                "does",
+            )
         loss = getattr(item, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             self._check_loss(item, loss)
@@ -293,16 +303,6 @@ class StepChecks:
         """Return *item* if it is valid as the output of a validation step."""
         self._check_size("valid_step", item)
         return item
-
-    def _count_of(self, gradients: Any) -> str:
-        if not isinstance(gradients, list | tuple):
-            return (
-                f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)"
-            )
-        return (
-            f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
-            "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) does"
-        )
 
     def _check_loss(self, item: Any, loss: Any) -> None:
         if loss is None:

@@ -53,7 +53,7 @@ class MidEpochCheckpointer:
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
         self._can_save = components.options.recorder is not None
-        saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
+        saves = components.options.interval.saves_within_epochs and components.checkpoints is not None
         self._unchecked = set(Split) if saves else set()
         self._is_state_checked = components.checkpoints is None
 
@@ -154,14 +154,10 @@ class MidEpochCheckpointer:
         if not (self._is_state_checked or self._state.window.batches):
             self._is_state_checked = True
             self._state.checkpoint()
-        if progress.split in self._unchecked:
-            self._prepare(meter)
-            self._unchecked.remove(progress.split)
-
-    def _prepare(self, meter: Meter) -> None:
-        meter.check_state()
-        if self._checkpoints is not None:
+        if progress.split in self._unchecked and self._checkpoints is not None:
+            meter.check_state()
             self._checkpoints.prepare(self._state.checkpoint())
+            self._unchecked.remove(progress.split)
 
     def _read_rank(self, position: LoopPosition) -> Mapping[str, Any] | None:
         """Return the random state of this rank at *position*, and restore its buffers and training state.
