@@ -69,15 +69,11 @@ class RowLogger:
 
         Raises `BuilderError` if the path has a file that this logger did not write.
         """
-        file = self._file
-        if epoch < self._epoch or (file is None and self._resumable is None):
+        if epoch < self._epoch or (self._file is None and self._resumable is None):
             self._close_file()
             write_text(self.path, self.header + "".join(self._read_rows_before(epoch)))
-            file = self._open()
-        elif file is None:
-            file = self._open()
         self._epoch = epoch
-        file.write(row)
+        (self._file or self._open()).write(row)
 
     def flush(self) -> None:
         """Pass all rows to the operating system."""
