@@ -6,6 +6,7 @@ All need torchmetrics, which the extra ``metrics`` installs.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -242,20 +243,16 @@ def _joins_of(metric: "Metric") -> dict[str, Join]:
     return joins
 
 
-@dataclass(frozen=True)
-class TokenSentences:
-    """Converts predictions and references to text with one number per token. Blocks on the device."""
+def to_sentences(pad_token: int | None, output: SequenceOutput) -> tuple[Any, ...]:
+    """Return the predicted sentences, one number per token, and for each a list with its one reference.
 
-    pad_token: int | None
-    """A sequence ends before the first such token; None if no sequence is padded."""
-
-    def __call__(self, output: SequenceOutput) -> tuple[Any, ...]:
-        """Return the predicted sentences, and for each a list with its one reference."""
-        predictions, references = (
-            [" ".join(map(str, row)) for row in trim_rows(tokens, self.pad_token)]
-            for tokens in (predict_tokens(output), output.targets)
-        )
-        return predictions, [[reference] for reference in references]
+    A sequence ends before the first *pad_token*; None if no sequence is padded. Blocks on the device.
+    """
+    predictions, references = (
+        [" ".join(map(str, row)) for row in trim_rows(tokens, pad_token)]
+        for tokens in (predict_tokens(output), output.targets)
+    )
+    return predictions, [[reference] for reference in references]
 
 
 def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
@@ -267,21 +264,18 @@ def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     return output.output.argmax(dim=1)[counted][None], output.targets[counted][None]
 
 
-@dataclass(frozen=True)
-class BleuSmoothing:
-    """Replaces the count of each order of n-grams that has no match. Chen and Cherry, 2014."""
+def smooth_bleu(epsilon: float | None, metric: Any) -> None:
+    """Replace the count of each order of n-grams without a match in *metric*, a BLEU of torchmetrics.
 
-    epsilon: float | None
-    """The count, as in method 1; None for 1/2, 1/4, … in the order of such n-grams, as in method 3."""
-
-    def __call__(self, metric: Any) -> None:
-        """Replace the counts of *metric*, a BLEU of torchmetrics; orders without n-grams remain."""
-        counts, divisor = metric.numerator.tolist(), 1.0
-        for order, total in enumerate(metric.denominator.tolist()):
-            if total and not counts[order]:
-                divisor *= 2
-                counts[order] = 1 / divisor if self.epsilon is None else self.epsilon
-        metric.numerator = metric.numerator.new_tensor(counts)
+    The count is *epsilon*, as in method 1 of Chen and Cherry, 2014; None for 1/2, 1/4, … in the order of such
+    n-grams, as in method 3. Orders without n-grams remain.
+    """
+    counts, divisor = metric.numerator.tolist(), 1.0
+    for order, total in enumerate(metric.denominator.tolist()):
+        if total and not counts[order]:
+            divisor *= 2
+            counts[order] = 1 / divisor if epsilon is None else epsilon
+    metric.numerator = metric.numerator.new_tensor(counts)
 
 
 def bleu(
@@ -295,10 +289,14 @@ def bleu(
     """Return BLEU of the epoch as one corpus, over token numbers. Burn 0.22 averages that of its batches.
 
     *smoothing* is Burn's: ``add_epsilon`` counts *epsilon* for an order of n-grams without a match, and
-    ``exponential`` halves it for each further one; see `BleuSmoothing`. *smooth* is that of torchmetrics,
+    ``exponential`` halves it for each further one; see `smooth_bleu`. *smooth* is that of torchmetrics,
     which adds 1 to the counts of all orders above the first. Raises `BuilderError` for another smoothing.
     """
-    adjust = {"none": None, "add_epsilon": BleuSmoothing(epsilon), "exponential": BleuSmoothing(None)}
+    adjust = {
+        "none": None,
+        "add_epsilon": partial(smooth_bleu, epsilon),
+        "exponential": partial(smooth_bleu, None),
+    }
     if smoothing not in adjust:
         raise BuilderError(f"bleu takes the smoothing {', '.join(adjust)}, not {smoothing!r}")
     metric = _load_part("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
@@ -314,7 +312,7 @@ def rouge_l(pad_token: int | None = None) -> TorchMetric:
 
 
 def _measure_sentences(metric: Any, name: str, pad_token: int | None, **options: Any) -> TorchMetric:
-    inputs = TokenSentences(pad_token)
+    inputs = partial(to_sentences, pad_token)
     return TorchMetric(metric, name, "%", scale=100.0, inputs=inputs, measures=SequenceOutput, **options)
 
 
@@ -346,16 +344,13 @@ def mean_iou(num_classes: int) -> TorchMetric:
     )
 
 
-@dataclass(frozen=True)
-class LowestError:
-    """Raises the mean squared error of each image to *epsilon*, so that a perfect image has a finite PSNR."""
+def raise_errors(epsilon: float, metric: Any) -> None:
+    """Raise the mean squared error of each image in *metric*, a PSNR of torchmetrics, to *epsilon*.
 
-    epsilon: float
-
-    def __call__(self, metric: Any) -> None:
-        """Replace the errors of *metric*, a PSNR of torchmetrics with a value per image."""
-        pairs = zip(metric.sum_squared_error, metric.total, strict=True)
-        metric.sum_squared_error = [error.clamp(min=self.epsilon * size) for error, size in pairs]
+    A perfect image then has a finite PSNR.
+    """
+    pairs = zip(metric.sum_squared_error, metric.total, strict=True)
+    metric.sum_squared_error = [error.clamp(min=epsilon * size) for error, size in pairs]
 
 
 def psnr(max_pixel: float = 1.0, *, epsilon: float = 0.0) -> TorchMetric:
@@ -367,7 +362,7 @@ def psnr(max_pixel: float = 1.0, *, epsilon: float = 0.0) -> TorchMetric:
     metric = _load_part("image", "psnr").PeakSignalNoiseRatio(
         data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean"
     )
-    adjust = LowestError(epsilon) if epsilon else None
+    adjust = partial(raise_errors, epsilon) if epsilon else None
     return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput, adjust=adjust)
 
 
