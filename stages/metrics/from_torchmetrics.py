@@ -134,7 +134,7 @@ class TorchMetric:
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them
-            module.distributed_available_fn = lambda: False
+            module.distributed_available_fn = _is_never_distributed
         self.metric.compute_with_cache = False
 
     @property
@@ -202,6 +202,11 @@ class TorchMetric:
             copies = tuple(chunk.clone() if isinstance(chunk, Tensor) else chunk for chunk in state)
             return Chunks((copies,)) if copies else Chunks()
         return state * size if self.joins[name].is_mean else state
+
+
+def _is_never_distributed() -> bool:
+    """Return False: a function, since a metric that is pickled cannot have a lambda."""
+    return False
 
 
 class Join(NamedTuple):
