@@ -63,17 +63,16 @@ class Use(BaseModel):
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, float):
-        return isfinite(value)
-    if isinstance(value, list | tuple):
-        return depth < MAX_DEPTH and all(_is_plain(item, depth + 1) for item in value)
-    if isinstance(value, dict):
-        return (
-            depth < MAX_DEPTH
-            and all(isinstance(key, str) for key in value)
-            and all(_is_plain(item, depth + 1) for item in value.values())
-        )
-    return value is None or isinstance(value, str | int)
+    match value:
+        case float():
+            return isfinite(value)
+        case list() | tuple():
+            items = list(value)
+        case dict() if all(isinstance(key, str) for key in value):
+            items = list(value.values())
+        case _:
+            return value is None or isinstance(value, str | int)
+    return depth < MAX_DEPTH and all(_is_plain(item, depth + 1) for item in items)
 
 
 def arguments_beside(config: BaseModel) -> dict[str, Any]:

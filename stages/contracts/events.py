@@ -19,7 +19,8 @@ class Interrupter:
 
     def __init__(self) -> None:
         self._stopped = False
-        self._reason: str | None = None
+        self.message: str | None = None
+        """The reason of the stop; None before a stop."""
         self._listener = False
         self._is_obeyed = False
 
@@ -36,13 +37,13 @@ class Interrupter:
     def stop(self, reason: str | None = None) -> None:
         """Stop the run after the current step. The *reason* of the first call is kept."""
         if not self._stopped:
-            self._reason = reason
+            self.message = reason
         self._stopped = True
 
     def reset(self) -> None:
         """Clear the flag and the reason."""
         self._stopped = self._is_obeyed = False
-        self._reason = None
+        self.message = None
 
     def should_stop(self) -> bool:
         """Return whether the run must stop."""
@@ -52,11 +53,6 @@ class Interrupter:
     def has_listener(self) -> bool:
         """Return whether the flag was ever checked; a stop before that takes effect when the loop starts."""
         return self._listener
-
-    @property
-    def message(self) -> str | None:
-        """The reason of the stop; None before a stop."""
-        return self._reason
 
 
 @dataclass(frozen=True, slots=True)

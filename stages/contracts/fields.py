@@ -81,23 +81,21 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
 
-def _is_range(value: Any) -> bool:
-    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
-    return is_pair and 0 < value[0] <= value[1]
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_finite, value))
 
 
-def _class_weights(value: Any) -> str | tuple[float, ...]:
-    if value == "balanced":
-        return "balanced"
-    is_list = isinstance(value, list | tuple) and len(value) > 1
-    if not is_list or not all(_is_finite(weight) and weight >= 0 for weight in value) or not any(value):
-        raise _error("must be 'balanced', or a list of a finite number of at least 0 for each class")
+def _are_class_weights(value: Any) -> bool:
+    return _are_numbers(value) and len(value) > 1 and min(value) >= 0 and any(value)
+
+
+def _to_floats(value: Any) -> tuple[float, ...]:
     return tuple(map(float, value))
 
 
 def _renames(value: Any) -> tuple[tuple[str, str], ...]:
     pairs = value if isinstance(value, list | tuple) else [value]
-    if not all(_is_pair(pair) for pair in pairs):
+    if not all(_are_texts(pair) and len(pair) == 2 and pair[0] for pair in pairs):
         raise _error("must be a list of pairs: a regular expression and its replacement")
     for pattern, replacement in pairs:
         _check_pattern(pattern)
@@ -106,11 +104,6 @@ def _renames(value: Any) -> tuple[tuple[str, str], ...]:
         except (re.error, IndexError) as error:
             raise ValueError(f"{replacement!r} is not a replacement for {pattern!r}: {error}") from error
     return tuple((pattern, replacement) for pattern, replacement in pairs)
-
-
-def _is_pair(value: Any) -> bool:
-    """Return whether *value* is a string that is not empty and another string."""
-    return _are_texts(value) and len(value) == 2 and bool(value[0])
 
 
 def _check_pattern(pattern: str) -> str:
@@ -126,11 +119,6 @@ def _size(value: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(is_integral(size) and 1 <= size <= MAX_UNITS for size in pair):
         raise _error(f"must be an integer from 1 to {MAX_UNITS}, or a list of two: height and width")
     return int(pair[0]), int(pair[1])
-
-
-def _strategy(value: Any) -> Any:
-    """Return *value*, or the strategy that a name of Burn stands for."""
-    return BURN_STRATEGIES.get(value, value) if isinstance(value, str) else value
 
 
 def _devices(value: Any) -> str | tuple[str, ...]:
@@ -192,8 +180,8 @@ Range = Annotated[
     tuple[float, float],
     accept(
         "a list of two numbers above 0, the smaller one first",
-        _is_range,
-        lambda value: tuple(map(float, value)),
+        lambda value: _are_numbers(value) and len(value) == 2 and 0 < value[0] <= value[1],
+        _to_floats,
     ),
 ]
 """The smallest and the largest value of a positive number."""
@@ -201,8 +189,8 @@ Coefficients = Annotated[
     tuple[float, float, float],
     accept(
         "a list of three finite numbers",
-        lambda value: isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_finite, value)),
-        lambda value: tuple(map(float, value)),
+        lambda value: _are_numbers(value) and len(value) == 3,
+        _to_floats,
     ),
 ]
 """The coefficients of a polynomial."""
@@ -217,7 +205,10 @@ COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`: those without CUDA graphs of their own."""
 FastPath = Literal["auto", "off"]
 """``auto``: call the fused kernel of the optimizer directly if it gives the same bits; ``off``: never."""
-Strategy = Annotated[Literal["auto", "ddp", "fsdp"], BeforeValidator(_strategy)]
+Strategy = Annotated[
+    Literal["auto", "ddp", "fsdp"],
+    BeforeValidator(lambda value: BURN_STRATEGIES.get(value, value) if isinstance(value, str) else value),
+]
 """How several ranks train one model: ``auto`` and ``ddp`` add gradients, ``fsdp`` shards the parameters."""
 StepKind = Literal["auto", "eager", "captured"]
 """``auto``: capture training steps in a CUDA graph if possible; ``captured``: or warn; ``eager``: never."""
@@ -252,7 +243,14 @@ Patterns = Annotated[
 """Regular expressions, searched for in a name."""
 Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]
 """Pairs of a regular expression and its replacement, applied in order."""
-ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidator(_class_weights)]
+ClassWeights = Annotated[
+    tuple[float, ...] | Literal["balanced"],
+    accept(
+        "'balanced', or a list of a finite number of at least 0 for each class",
+        lambda value: value == "balanced" or _are_class_weights(value),
+        lambda value: value if value == "balanced" else _to_floats(value),
+    ),
+]
 """A weight for each class, or ``balanced``."""
 FileName = Annotated[
     str,

@@ -92,49 +92,42 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class ClassificationOutput(_Batch):
-    """Classification with one class per sample or position. Burn's output of the same name."""
+class _TensorOutput(_Batch):
+    """The base of outputs with a tensor for the targets of each batch."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     output: "Tensor"
-    """The logits, (B, C) or (B, C, …); of a binary model with one logit, (B,) or (B, 1)."""
     targets: "Tensor"
-    """The class of each sample or position, (B,) or (B, …), integers; -100 is ignored.
-
-    For a model with one logit: 0 or 1, integers or floats, (B,) or (B, 1).
-    """
     weight: "Weight | None" = None
     """The divisor of the loss, such as the number of targets that are not ignored; None: the number of
     samples."""
 
 
-@dataclass(frozen=True)
-class MultiLabelClassificationOutput(_Batch):
-    """Classification with any number of labels per sample. Burn's output of the same name."""
+class ClassificationOutput(_TensorOutput):
+    """Classification with one class per sample or position. Burn's output of the same name.
 
-    loss: "Tensor"
-    """The mean loss, a scalar."""
-    output: "Tensor"
-    """The logits, (B, labels)."""
-    targets: "Tensor"
-    """1 for each label of a sample and 0 otherwise, (B, labels)."""
-    weight: "Weight | None" = None
-    """The divisor of the loss, such as the sum of the weights of the samples; None: their number."""
+    ``loss`` is the mean loss, a scalar, and ``weight`` the divisor of it, by default the number of samples.
+    ``output`` has the logits, (B, C) or (B, C, …); of a binary model with one logit, (B,) or (B, 1).
+    ``targets`` has the class of each sample or position, (B,) or (B, …), integers; -100 is ignored. For a
+    model with one logit: 0 or 1, integers or floats, (B,) or (B, 1).
+    """
 
 
-@dataclass(frozen=True)
-class RegressionOutput(_Batch):
-    """Regression with one or more numbers per sample. Burn's output of the same name."""
+class MultiLabelClassificationOutput(_TensorOutput):
+    """Classification with any number of labels per sample. Burn's output of the same name.
 
-    loss: "Tensor"
-    """The mean loss, a scalar."""
-    output: "Tensor"
-    """The predictions, (B, …)."""
-    targets: "Tensor"
-    """The target values, of the same shape as the predictions."""
-    weight: "Weight | None" = None
-    """The divisor of the loss, such as the number of predicted numbers; None: the number of samples."""
+    ``loss`` and ``weight`` are as in `ClassificationOutput`.
+    ``output`` has the logits, and ``targets`` 1 for each label of a sample and 0 otherwise, both (B, labels).
+    """
+
+
+class RegressionOutput(_TensorOutput):
+    """Regression with one or more numbers per sample. Burn's output of the same name.
+
+    ``loss`` and ``weight`` are as in `ClassificationOutput`.
+    ``output`` has the predictions, (B, …), and ``targets`` the target values, of the same shape.
+    """
 
 
 @dataclass(frozen=True)

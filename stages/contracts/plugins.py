@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,13 +59,12 @@ def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
     Raises `PluginError` if there is no such object or its module cannot be imported.
     """
     path = import_path(part, name, built_in)
-    if ":" not in name:
-        return _find_attribute(part, path, _import(part, path))
-    folder = str(Path.cwd())
-    if folder not in sys.path:
+    is_path, folder = ":" in name, str(Path.cwd())
+    if is_path and folder not in sys.path:
         sys.path.append(folder)  # the user's own modules are next to params.yaml
     module = _import(part, path)
-    _check_origin(part, path, module)
+    if is_path:
+        _check_origin(part, path, module)
     return _find_attribute(part, path, module)
 
 
@@ -132,21 +130,40 @@ def build_callable(
         raise PluginError(f"{part} {use.kind!r}: {error}") from None
 
 
-def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise `PluginError` unless *maker* can be called with *arguments*."""
+def check_arguments(
+    part: str, name: str, maker: Any, arguments: Mapping[str, Any], *, hidden: Collection[str] = ()
+) -> None:
+    """Raise `PluginError`, which lists the accepted arguments, unless *maker* can be called with *arguments*.
+
+    *hidden* are the parameters of *maker* that params cannot set.
+    """
     if not callable(maker):
         raise PluginError(
             f"{part} {name!r} must name a class or a function; found {type(maker).__name__} {maker!r:.80}"
         )
-    signature = read_signature(maker)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
+    parameters = read_signature(maker).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    accepted = {
+        parameter.name: parameter.replace(annotation=parameter.empty)
+        for parameter in parameters
+        if parameter.name not in hidden
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    problems = [
+        f"unknown argument {unknown!r}.{closest(unknown, accepted)}"
+        for unknown in arguments
+        if not takes_any and unknown not in accepted
+    ]
+    problems += [
+        f"the argument {parameter.name!r} is missing"
+        for parameter in accepted.values()
+        if parameter.default is parameter.empty and parameter.name not in arguments
+    ]
+    if problems:
         raise PluginError(
-            f"{part} {name!r} cannot be built: {error}.\n"
-            f"  arguments: {', '.join(sorted(arguments)) or 'none'}\n"
-            f"  parameters: {signature}"
-        ) from None
+            f"{part} {name!r} cannot be built: {'; '.join(problems)}\n"
+            f"  accepted: {', '.join(map(str, accepted.values())) or 'none'}"
+        )
 
 
 def select_accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,8 +178,6 @@ def _import(part: str, path: str) -> ModuleType:
     module_name = path.partition(":")[0]
     try:
         return importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
     except (Exception, SystemExit) as error:
         raise _import_error(f"{part} {path!r}", module_name, error) from error
 
@@ -185,16 +200,10 @@ def _find_attribute(part: str, path: str, module: ModuleType) -> Any:
 def _check_origin(part: str, path: str, module: ModuleType) -> None:
     """Raise `PluginError` if *module* is another one than the module of that name in the current folder."""
     base = Path(*path.partition(":")[0].split("."))
-    local_files = [
-        path.resolve() for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()
-    ]
+    files = (base.with_suffix(".py"), base / "__init__.py")
+    local_files = [file.resolve() for file in files if file.is_file() and base.parts[0] not in _OWN_PACKAGES]
     origin = vars(module).get("__file__")  # a built-in module has none
-    if (
-        local_files
-        and origin
-        and Path(origin).resolve() not in local_files
-        and base.parts[0] not in _OWN_PACKAGES
-    ):
+    if local_files and origin and Path(origin).resolve() not in local_files:
         raise PluginError(
             f"{part} {path!r} is found in {origin}: installed modules come first, so {local_files[0]} is not "
             "imported. Rename your module"
@@ -236,7 +245,7 @@ def load_extra(module: str, extra: str, user: str) -> Any:
     imported.
     """
     try:
-        return import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         raise _missing(module, extra, user, f"cannot be imported: {error}") from error
 
@@ -250,39 +259,6 @@ def check_extra(module: str, extra: str, user: str) -> None:
 def _missing(module: str, extra: str, user: str, reason: str) -> PluginError:
     name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
     return PluginError(f"{user} needs {name}, which {reason}. Run `pip install 'learner-pipeline[{extra}]'`")
-
-
-def check_class_arguments(
-    part: str, kind: str, maker: Any, arguments: Mapping[str, Any], *, hidden: Collection[str]
-) -> None:
-    """Raise `PluginError`, which lists the accepted arguments, unless *maker* can be called with *arguments*.
-
-    *hidden* are the parameters of *maker* that params cannot set.
-    """
-    if not callable(maker):
-        check_arguments(part, kind, maker, arguments)
-    signature = read_signature(maker)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    accepted = {name: parameter for name, parameter in signature.parameters.items() if name not in hidden}
-    unknown = [] if takes_any else [name for name in arguments if name not in accepted]
-    named = [
-        parameter
-        for parameter in accepted.values()
-        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    missing = [
-        parameter.name
-        for parameter in named
-        if parameter.default is parameter.empty and parameter.name not in arguments
-    ]
-    if not unknown and not missing:
-        return
-    problems = [f"unknown argument {name!r}.{closest(name, accepted)}" for name in unknown]
-    problems += [f"the argument {name!r} is missing" for name in missing]
-    raise PluginError(
-        f"{part} {kind!r} cannot be built: {'; '.join(problems)}\n"
-        f"  accepted: {', '.join(map(_describe_parameter, named)) or 'none'}"
-    )
 
 
 def call_class(part: str, kind: str, call: Callable[[], Any]) -> Any:
@@ -300,7 +276,3 @@ def read_signature(maker: Any) -> inspect.Signature:
         return inspect.signature(maker)
     except ValueError:
         return inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
-
-
-def _describe_parameter(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default}"

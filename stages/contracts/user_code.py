@@ -58,10 +58,10 @@ def explain(error: BaseException) -> str:
     """
     lines: list[str] = []
     for number, cause in enumerate(_chain(error)):
-        head = [f"caused by {summary(cause)}" if number else summary(cause)]
         notes = _limit_lines("\n".join(map(str, vars(cause).get("__notes__", ())))).splitlines()
         details = [*_format_frames(_frames(cause)), *map(str.strip, notes)]
-        lines += [*head, *(f"  {line}" for line in details)]
+        head = f"caused by {summary(cause)}" if number else summary(cause)
+        lines += [head, *(f"  {line}" for line in details)]
     return "\n".join(lines)
 
 
@@ -87,11 +87,8 @@ def summary(error: BaseException) -> str:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception as failure:  # noqa: BLE001  the user's own __str__
         text = f"<str() of it failed with {type(failure).__name__}>"
-    name = (
-        kind.__qualname__
-        if kind.__module__ in ("builtins", "__main__")
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    name = f"{module}{kind.__qualname__}"
     if isinstance(error, BaseExceptionGroup):
         text = "\n".join([text, *map(summary, error.exceptions)])
     return f"{name}: {_limit_lines(text)}" if text else name
@@ -191,10 +188,10 @@ def _last_message(block: str) -> str:
 
 def _format_frames(frames: list[Frame]) -> Iterable[str]:
     """Return *frames* as text; only the first and the last ones of a deep recursion."""
-    shown = [str(frame) for frame in frames[:2] + frames[-(MAX_FRAMES - 2) :]]
+    shown = list(map(str, frames))
     if len(frames) <= MAX_FRAMES:
-        return [str(frame) for frame in frames]
-    return [*shown[:2], f"… {len(frames) - MAX_FRAMES:,} more frames", *shown[2:]]
+        return shown
+    return [*shown[:2], f"… {len(frames) - MAX_FRAMES:,} more frames", *shown[-(MAX_FRAMES - 2) :]]
 
 
 def _limit_lines(text: str) -> str:

@@ -1,12 +1,12 @@
 """Messages for the errors of pydantic: the key, the expected value, the value found, and what to do."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from math import isfinite
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -65,11 +65,6 @@ class _Place:
         return [tag_of(model) for model in _models(self.annotation)]
 
     @property
-    def choices(self) -> list[str]:
-        """The strings that the value may be."""
-        return [choice for member in _members(self.annotation) for choice in _strings(member)]
-
-    @property
     def has_default(self) -> bool:
         """True if the key is optional."""
         field = self.section.model_fields.get(str(self.keys[-1])) if self.keys else None
@@ -122,7 +117,7 @@ def _expectation(place: _Place, error: Mapping[str, Any]) -> str:
             return f"must be {_either(place.kinds)}; found {format_value(value)}{_advice(value, place.kinds)}"
         case "literal_error" | "enum":
             expected = f"must be {error['ctx']['expected']}"
-            hint = _advice(value, place.choices)
+            hint = _advice(value, re.findall("'(.*?)'", expected))
         case "model_type" | "model_attributes_type" | "dict_type":
             is_use = USE in place.kinds
             expected = "must be a name, or a mapping with a kind" if is_use else "must be a mapping"
@@ -207,9 +202,3 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, UnionType):
         return [member for inner in get_args(annotation) for member in _members(inner)]
     return [annotation]
-
-
-def _strings(annotation: Any) -> list[str]:
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return [str(member.value) for member in annotation]
-    return [str(choice) for choice in get_args(annotation)] if get_origin(annotation) is Literal else []

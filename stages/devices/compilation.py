@@ -101,18 +101,17 @@ def check_gradient_checkpointing(model: nn.Module, compilers: Mapping[str, Compi
 def warn_of_ineffective_compile(model: nn.Module) -> None:
     """Log a warning if `nn.Module.compile` has no effect on a module."""
     for module in _find_compiled(model):
-        name = type(module).__name__
         if _is_of_torch(module.forward):
             log.warning(
                 "%s.compile() has no effect, because its forward is defined in torch: pass "
                 "torch.compile(model) to build instead",
-                name,
+                type(module).__name__,
             )
 
 
 def _find_compiled(model: nn.Module) -> list[nn.Module]:
     """Return the modules of *model* that `nn.Module.compile` compiled."""
-    return [module for module in model.modules() if getattr(module, COMPILED_CALL, None) is not None]
+    return [module for module in model.modules() if module._compiled_call_impl is not None]  # noqa: SLF001
 
 
 def _is_of_torch(function: Any) -> bool:

@@ -44,16 +44,13 @@ def find_device(name: str | torch.device) -> torch.device:
     available = list_devices()
     if name == "auto":
         return torch.device(available[0])
+    names = ", ".join(["auto", *available])
     try:
         device = torch.device(name)
-    except RuntimeError:
-        device = None
-    names = ", ".join(["auto", *available])
-    if device is None:
-        raise BuilderError(f"unknown device {str(name)!r}: use one of this machine: {names}")
-    indices = [
-        torch.device(entry).index or 0 for entry in available if torch.device(entry).type == device.type
-    ]
+    except RuntimeError as error:
+        raise BuilderError(f"unknown device {str(name)!r}: use one of this machine: {names}") from error
+    present = map(torch.device, available)
+    indices = [entry.index or 0 for entry in present if entry.type == device.type]
     if not indices or (device.type != "cpu" and (device.index or 0) not in indices):
         raise BuilderError(f"this machine has no device {str(name)!r}: use one of {names}")
     return device
@@ -111,9 +108,11 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
     """Apply *settings* and make *device* the current one for the block; restore the previous values after."""
     prepare_process(settings, device)
     with ExitStack() as stack:
-        _set_threads(stack, settings.num_threads)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
         if settings.portable:
-            stack.enter_context(portable_backends(device))
+            _set_portable(stack, device)
         with warnings.catch_warnings(action="ignore"):  # some versions of torch warn of the older API
             _set_float32_precision(stack, "tf32" if settings.precision == "tf32" else "ieee")
         if settings.deterministic:
@@ -121,12 +120,6 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
         if is_accelerator(device) and device.index is not None:
             stack.enter_context(torch.accelerator.device_index(device.index))
         yield
-
-
-def _set_threads(stack: ExitStack, num_threads: int | None) -> None:
-    stack.callback(torch.set_num_threads, torch.get_num_threads())
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
 
 
 def _set_float32_precision(stack: ExitStack, precision: str) -> None:
@@ -191,21 +184,14 @@ def check_kernels(device: torch.device) -> None:
         )
 
 
-@contextmanager
-def portable_backends(device: torch.device) -> Iterator[None]:
-    """Compute without oneDNN and NNPACK in the block; if that is not portable, only log a warning."""
+def _set_portable(stack: ExitStack, device: torch.device) -> None:
+    """Compute without oneDNN and NNPACK; if that is not portable, only log a warning."""
     obstacle = find_obstacle() if device.type == "cpu" else f"the run computes on {device}"
     if obstacle is not None:
         log.warning("portable has no effect, because %s", obstacle)
-        yield
         return
-    onednn: Any = torch.backends.mkldnn
-    before, onednn.enabled = onednn.enabled, False
-    try:
-        with torch.backends.nnpack.flags(enabled=False):
-            yield
-    finally:
-        onednn.enabled = before
+    _set_for_block(stack, torch.backends.mkldnn, "enabled", value=False)
+    stack.enter_context(torch.backends.nnpack.flags(enabled=False))
 
 
 def _cpu_flags() -> set[str]:

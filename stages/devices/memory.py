@@ -53,10 +53,18 @@ def report_device_errors(device: torch.device, describe_position: Callable[[], s
             raise
         reason = str(error).partition("\n")[0].partition(". ")[0]
         if has_failed:
-            message = _explain_failure(device, reason, describe_position())
+            message = (
+                f"{device} failed after {describe_position()}, the last whose values were read: {reason}. "
+                "Look for a label outside the classes or an index outside a table: run with device: cpu to "
+                "see the line of the code"
+            )
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
         else:
-            message = _explain_exhaustion(device, reason)
+            message = (
+                f"the memory of {device} is exhausted: {reason}. {_describe_memory(device)}Lower batch_size "
+                "(grads_accumulation keeps the batch of an update), set gradient_checkpointing, or set "
+                "precision to bf16"
+            )
             traceback.clear_frames(error.__traceback__)
         del error
     else:
@@ -64,21 +72,6 @@ def report_device_errors(device: torch.device, describe_position: Callable[[], s
     if is_accelerator(device) and not has_failed:
         torch.accelerator.empty_cache()
     raise StageError(message)
-
-
-def _explain_failure(device: torch.device, reason: str, position: str) -> str:
-    return (
-        f"{device} failed after {position}, the last whose values were read: {reason}. Look for a label "
-        "outside the classes or an index outside a table: run with device: cpu to see the line of the code"
-    )
-
-
-def _explain_exhaustion(device: torch.device, reason: str) -> str:
-    return (
-        f"the memory of {device} is exhausted: {reason}. {_describe_memory(device)}Lower batch_size "
-        "(grads_accumulation keeps the batch of an update), set gradient_checkpointing, or set precision to "
-        "bf16"
-    )
 
 
 def _describe_memory(device: torch.device) -> str:

@@ -180,14 +180,10 @@ def prefetch(batches: Iterator[Any], ring: StagingRing, ahead: int) -> Iterator[
     thread = _CopyThread(batches, ring, ahead)
     thread.start()
     try:
-        yield from thread.iterate_received()
+        copied: Iterator[Copied | BaseException] = iter(thread.ready.get, None)
+        yield from map(thread.receive, copied)  # keeps no reference to the batches
     finally:
         thread.stop()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    error: BaseException
 
 
 class _CopyThread(Thread):
@@ -195,7 +191,7 @@ class _CopyThread(Thread):
 
     def __init__(self, batches: Iterator[Any], ring: StagingRing, ahead: int) -> None:
         super().__init__(name="prefetch", daemon=True)  # a stop must not wait for a batch that takes long
-        self.ready: SimpleQueue[Copied | _Failure | None] = SimpleQueue()
+        self.ready: SimpleQueue[Copied | BaseException | None] = SimpleQueue()
         """The copied batches in order, and None or the error after the last."""
         self._batches = batches
         self._ring = ring
@@ -209,7 +205,7 @@ class _CopyThread(Thread):
                 self._copy_batches()
             self.ready.put(None)
         except BaseException as error:  # noqa: BLE001  raised again by `receive`
-            self.ready.put(_Failure(error))
+            self.ready.put(error)
         finally:
             if hasattr(self._batches, "close"):
                 self._batches.close()
@@ -223,14 +219,10 @@ class _CopyThread(Thread):
             self.ready.put(self._ring.copy(batch))
             del batch  # do not keep it until the next one is loaded
 
-    def iterate_received(self) -> Iterator[Any]:
-        """Return an iterator over the batches, which keeps no reference to them, and raises its error."""
-        copied: Iterator[Copied | _Failure] = iter(self.ready.get, None)
-        return map(self._receive, copied)
-
-    def _receive(self, copied: Copied | _Failure) -> Any:
-        if isinstance(copied, _Failure):
-            raise copied.error
+    def receive(self, copied: Copied | BaseException) -> Any:
+        """Return the batch of *copied* on the device, and permit another one; raise an error."""
+        if isinstance(copied, BaseException):
+            raise copied
         self._permits.release()
         return self._ring.receive(copied)
 

@@ -72,7 +72,10 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
-        "devices": {device: _device_state(device) for device in device_names(devices)},
+        "devices": {
+            name: torch.get_device_module(name).get_rng_state(*_position(name))
+            for name in device_names(devices)
+        },
         "python": [version, torch.tensor(words), gauss],
         "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
     }
@@ -181,11 +184,6 @@ def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str
 
 def _index_of(device: torch.device) -> int:
     return torch.accelerator.current_device_index() if device.index is None else device.index
-
-
-def _device_state(name: str) -> Tensor:
-    state: Tensor = torch.get_device_module(name).get_rng_state(*_position(name))
-    return state
 
 
 def _position(name: str) -> tuple[str, ...]:

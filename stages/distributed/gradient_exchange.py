@@ -94,17 +94,13 @@ class GradientExchange:
                 self._parts[number].zero_()
                 self._present[number] = 0
             if present:
-                torch._foreach_copy_(self._find_parts(missing), present)
+                pairs = zip(self._parts, of_rank, strict=True)
+                torch._foreach_copy_([part for part, gradient in pairs if gradient is not None], present)
             if not weighted:
                 self._sums.mul_(weight)
             self._weight.fill_(weight)
             self._group.sum(self._flat)
         return missing
-
-    def _find_parts(self, missing: Sequence[int]) -> list[Tensor]:
-        """Return the parts of the flat tensor for the gradients that are not *missing*."""
-        absent = set(missing)
-        return [part for number, part in enumerate(self._parts) if number not in absent]
 
     def _result(self, missing: Sequence[int]) -> list[Tensor | None]:
         """Return the sums by the places of the parameters; None for those that no rank has."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -36,14 +37,14 @@ MAX_WAIT = timedelta(days=7)
 _recorder = NamedMpkBytesRecorder(OriginalPrecision)
 
 
+@dataclass(eq=False)
 class RankGroup:
     """A group of one rank, this process, in which every operation returns at once."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank = rank
-        """The number of this rank, from 0."""
-        self.size = size
-        """The number of ranks."""
+    rank: int = 0
+    """The number of this rank, from 0."""
+    size: int = 1
+    """The number of ranks."""
 
     @property
     def is_main(self) -> bool:
@@ -209,7 +210,10 @@ def find_rank_device(devices: Sequence[str | torch.device]) -> torch.device:
     local_rank = int(os.environ.get(LOCAL_RANK, "0"))
     if count_ranks() == 1:
         if len(devices) > 1:
-            raise _no_launcher(devices)
+            raise BuilderError(
+                f"devices [{', '.join(map(str, devices))}] need a process each. Start the program with "
+                f"torchrun --nproc-per-node {len(devices)} PROGRAM, or name one device"
+            )
         return find_device(devices[0])
     local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
     if len(devices) == 1:
@@ -266,14 +270,6 @@ def _leave_group() -> None:
     with suppress(RuntimeError, ValueError):  # another rank was lost
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-def _no_launcher(devices: Sequence[str | torch.device]) -> BuilderError:
-    listed = ", ".join(map(str, devices))
-    return BuilderError(
-        f"devices [{listed}] need a process each. Start the program with torchrun --nproc-per-node "
-        f"{len(devices)} PROGRAM, or name one device"
-    )
 
 
 def _to_bytes(tree: Tree) -> Tensor:

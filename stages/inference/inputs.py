@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,10 @@ def _read_images(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows:
 
 
 def _read_texts(path: Path, column: str, rows: int) -> Iterator[InputBlock]:
-    names: list[str] = []
-    texts: list[str] = []
-    for name, content in _iterate_texts(path, column):
-        names.append(name)
-        texts.append(content)
-        if len(texts) == rows:
-            yield InputBlock(names, texts)
-            names, texts = [], []
-    if texts:
-        yield InputBlock(names, texts)
+    samples = _iterate_texts(path, column)
+    while block := list(islice(samples, rows)):
+        names, texts = zip(*block, strict=True)
+        yield InputBlock(names, list(texts))
 
 
 def _iterate_texts(path: Path, column: str) -> Iterator[tuple[str, str]]:
@@ -145,10 +140,7 @@ def _read_table(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows: 
         )
     arrow, start = load_arrow(), 0
     file.convert(
-        {
-            name: arrow.string() if encoder.has_categories(name) else arrow.float64()
-            for name in encoder.columns
-        }
+        {name: arrow.string() if name in encoder.categories else arrow.float64() for name in encoder.columns}
     )
     for batch in file.batches(encoder.columns, rows):
         names = [f"{path}:{start + row}" for row in range(batch.num_rows)]
@@ -160,21 +152,17 @@ class _TableEncoder:
     """The features of a table as `table` encodes them, from the description of the training data."""
 
     def __init__(self, info: DatasetInfo, source: Mapping[str, Any]) -> None:
-        self._categories = info.categories or {}
+        self.categories = info.categories or {}
         self._is_one_hot = source.get("encoding", "one_hot") == "one_hot"
         self._means = info.feature_means or {}
         self._fill = float(source.get("fill", 0.0)) if source.get("missing") == "constant" else None
         self._features = list(info.feature_names or ())
         names = {
             f"{name}={category or ''}": name
-            for name in self._categories
-            for category in self._categories[name]
+            for name, categories in self.categories.items()
+            for category in categories
         }
         self.columns = list(dict.fromkeys(names.get(feature, feature) for feature in self._features))
-
-    def has_categories(self, name: str) -> bool:
-        """Return whether the column *name* is categorical."""
-        return name in self._categories
 
     def encode(self, batch: Any, names: Sequence[str]) -> np.ndarray:
         """Return the features of *batch*, (N, F) float32."""
@@ -183,9 +171,9 @@ class _TableEncoder:
         return join_features(columns, (batch.num_rows, len(self._features)))
 
     def _encode_column(self, name: str, column: Any, names: Sequence[str]) -> tuple[np.ndarray, int]:
-        if name not in self._categories:
+        if name not in self.categories:
             return self._to_numbers(name, column, names), 0
-        count = len(self._categories[name]) if self._is_one_hot else 0
+        count = len(self.categories[name]) if self._is_one_hot else 0
         return self._to_codes(name, column, names), count
 
     def _to_numbers(self, name: str, column: Any, names: Sequence[str]) -> np.ndarray:
@@ -202,7 +190,7 @@ class _TableEncoder:
         return values
 
     def _to_codes(self, name: str, column: Any, names: Sequence[str]) -> np.ndarray:
-        numbers = {category: number for number, category in enumerate(self._categories[name])}
+        numbers = {category: number for number, category in enumerate(self.categories[name])}
         texts = [None if value is None else str(value) for value in decode(column).to_pylist()]
         unknown = next((row for row, text in enumerate(texts) if text not in numbers), None)
         if unknown is not None:

@@ -27,10 +27,10 @@ A {name} of PyTorch for {task}, trained with learner-pipeline and torch {torch}.
 
 | inputs | |
 |---|---|
-| shape | `{shape}` |
-| dtype | `{dtype}` |
-| normalization, `(x - mean) / std` | `{normalization}` |
-| classes | `{classes}` |
+| shape | `{info[input_shape]}` |
+| dtype | `{info[input_dtype]}` |
+| normalization, `(x - mean) / std` | `{info[normalization]}` |
+| classes | `{info[num_classes]}` |
 | SHA-256 of the prepared data | `{data}` |
 
 ## Files
@@ -66,18 +66,16 @@ def model_card(
     kind = str(resolved["build_learner"]["model"]["kind"]).rpartition(":")[2]
     names = sorted({name for metrics in values.values() for name in metrics})
     task = _find_task(info)
-    license_name = resolved["save_model"].get("license")
     entry = {
-        **({"license": license_name} if license_name else {}),
+        "license": resolved["save_model"].get("license"),
         "library_name": "pytorch",
-        **({"pipeline_tag": task} if task else {}),
+        "pipeline_tag": task,
         "tags": ["learner-pipeline", info.task],
         "model-index": [{"name": kind, "results": _results(task or info.task, values)}],
     }
-    description = info.model_dump(mode="json")
     described = {file.name: describe(file) for file in files}
     return _CARD.format(
-        metadata="\n".join(f"{name}: {json.dumps(value)}" for name, value in entry.items()),
+        metadata="\n".join(f"{name}: {json.dumps(value)}" for name, value in entry.items() if value),
         name=kind,
         task=(task or info.task).replace("-", " "),
         torch=torch.__version__.partition("+")[0],
@@ -86,10 +84,7 @@ def model_card(
         rows="\n".join(
             _row(split, count, values.get(split, {}), names) for split, count in info.counts.items()
         ),
-        shape=json.dumps(description["input_shape"]),
-        dtype=json.dumps(description["input_dtype"]),
-        normalization=json.dumps(description["normalization"]),
-        classes=json.dumps(description["num_classes"]),
+        info={name: json.dumps(value) for name, value in info.model_dump(mode="json").items()},
         data=info.sha256,
         files="\n".join(
             f"| {name} | {file['size']} | `{file['sha256']}` |" for name, file in described.items()

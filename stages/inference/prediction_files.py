@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,85 +28,67 @@ def write_predictions(path: Path, blocks: Iterator[tuple[Sequence[str], Predicti
     if path.suffix not in _WRITERS:
         raise ParamsError(f"--out: {path} must end in one of {', '.join(_WRITERS)}. Rename it")
     count = 0
-    with open_atomic(path) as file:
-        writer = _WRITERS[path.suffix](file)
+
+    def iterate_rows() -> Iterator[Rows]:
+        nonlocal count
         for names, predictions in blocks:
-            writer.write(to_rows(names, predictions))
             count += len(names)
-        writer.finish()
+            yield to_rows(names, predictions)
+
+    with open_atomic(path) as file:
+        _WRITERS[path.suffix](file, iterate_rows())
     return count
 
 
 def to_rows(names: Sequence[str], predictions: Predictions) -> Rows:
     """Return a row for each sample; see `write_predictions`."""
+    columns: dict[str, Sequence[Any]] = {"name": names}
     if predictions.probabilities is None:
         values = predictions.outputs.to(torch.float64).reshape(len(names), -1)
         width = values.shape[1]
         titles = ["value"] if width == 1 else [f"value {number}" for number in range(width)]
-        columns = values.tolist()
-        return [
-            {"name": name, **dict(zip(titles, row, strict=True))}
-            for name, row in zip(names, columns, strict=True)
-        ]
-    if predictions.probabilities.ndim > 2:
-        raise ParamsError(
-            "the model predicts a class for each position of a sample, which a table has no column for. Call "
-            "stages.load_model in a program"
-        )
-    labels, columns = predictions.labels, predictions.probabilities.tolist()
-    titles = [f"p({name})" for name in predictions.class_names or range(len(columns[0]))]
-    return [
-        {"name": name, "class": label, **dict(zip(titles, row, strict=True))}
-        for name, label, row in zip(names, labels, columns, strict=True)
-    ]
+    else:
+        values = predictions.probabilities
+        if values.ndim > 2:
+            raise ParamsError(
+                "the model predicts a class for each position of a sample, which a table has no column for. "
+                "Call stages.load_model in a program"
+            )
+        columns["class"] = predictions.labels
+        titles = [f"p({name})" for name in predictions.class_names or range(values.shape[1])]
+    columns |= zip(titles, values.T.tolist(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-class _CsvWriter:
-    def __init__(self, file: BinaryIO) -> None:
-        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        self._writer: csv.DictWriter[str] | None = None
-
-    def write(self, rows: Rows) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._text, list(rows[0]), lineterminator="\n")
-            self._writer.writeheader()
-        self._writer.writerows(rows)
-
-    def finish(self) -> None:
-        self._text.detach()
+def _write_csv(file: BinaryIO, blocks: Iterator[Rows]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer: csv.DictWriter[str] | None = None
+    for rows in blocks:
+        if writer is None:
+            writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+        writer.writerows(rows)
+    text.detach()
 
 
-class _JsonLinesWriter:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, rows: Rows) -> None:
-        self._file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-
-    def finish(self) -> None:
-        """Do nothing: each line is complete."""
+def _write_json_lines(file: BinaryIO, blocks: Iterator[Rows]) -> None:
+    for rows in blocks:
+        file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
-class _ParquetWriter:
-    def __init__(self, file: BinaryIO) -> None:
-        self._arrow = load_extra("pyarrow", "tables", "a file of predictions that ends in .parquet")
-        self._file = file
-        self._writer: Any = None
-
-    def write(self, rows: Rows) -> None:
-        table = self._arrow.Table.from_pylist(rows)
-        if self._writer is None:
-            parquet = load_extra("pyarrow.parquet", "tables", "a file of predictions that ends in .parquet")
-            self._writer = parquet.ParquetWriter(self._file, table.schema)
-        self._writer.write_table(table)
-
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+def _write_parquet(file: BinaryIO, blocks: Iterator[Rows]) -> None:
+    user = "a file of predictions that ends in .parquet"
+    arrow, parquet = (load_extra(module, "tables", user) for module in ("pyarrow", "pyarrow.parquet"))
+    with ExitStack() as stack:
+        writer: Any = None
+        for rows in blocks:
+            table = arrow.Table.from_pylist(rows)
+            writer = writer or stack.enter_context(parquet.ParquetWriter(file, table.schema))
+            writer.write_table(table)
 
 
-_WRITERS: dict[str, type[_CsvWriter | _JsonLinesWriter | _ParquetWriter]] = {
-    ".csv": _CsvWriter,
-    ".jsonl": _JsonLinesWriter,
-    ".parquet": _ParquetWriter,
+_WRITERS: dict[str, Callable[[BinaryIO, Iterator[Rows]], None]] = {
+    ".csv": _write_csv,
+    ".jsonl": _write_json_lines,
+    ".parquet": _write_parquet,
 }

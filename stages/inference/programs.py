@@ -78,9 +78,16 @@ def export_program(kind: str, run: TrainedRun, path: Path, *, preprocess: bool) 
     with preserve_random_state(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about its own calls
         traced = _trace(exported, *_record_arguments(model, loader), title)
-        content = _FORMATS[kind].write(traced, title)
-        program = _FORMATS[kind].load(content, run.fit.num_threads)
-        evaluate = _Evaluation(model, run.fit, settings, loader)
+        write, load = _FORMATS[kind]
+        content = write(traced, title)
+        program = load(content, run.fit.num_threads)
+
+        def evaluate(forward: Callable[..., Any]) -> Mapping[str, float]:
+            builder = learner.EvaluatorBuilder("").metrics(*build_output_metrics(run.fit)).compute(settings)
+            builder.renderer(NoRenderer()).metric_logger(loggers.InMemoryMetricLogger()).device("cpu")
+            with _replace_forward(model, forward):
+                return builder.build(model).eval("export", loader)
+
         expected = evaluate(exported.forward)
         actual = evaluate(_Comparison(exported.forward, program, place))
     _check_metrics(place, actual, expected, "with the model", "change its operations")
@@ -165,7 +172,11 @@ def _trace(
     The first axis of each argument is that of the samples. Another axis is of any length too if it has two
     lengths in *shapes*.
     """
-    example = tuple(_widen(tensor) for tensor in arguments)
+    # torch takes a length of 1 for a constant
+    example = tuple(
+        tensor if len(tensor) > 1 else tensor.expand(2, *tensor.shape[1:]).contiguous()
+        for tensor in arguments
+    )
     dynamic_shapes = tuple(
         {0: torch.export.Dim.DYNAMIC, **_varying_axes(of_argument)}
         for of_argument in zip(*shapes, strict=True)
@@ -180,11 +191,6 @@ def _trace(
     return traced
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    """Return *tensor* with at least two samples: torch takes a length of 1 for a constant."""
-    return tensor if len(tensor) > 1 else tensor.expand(2, *tensor.shape[1:]).contiguous()
-
-
 def _varying_axes(shapes: Sequence[torch.Size]) -> dict[int, Any]:
     lengths = zip(*shapes, strict=True)
     return {axis: torch.export.Dim.DYNAMIC for axis, sizes in enumerate(lengths) if len(set(sizes)) > 1}
@@ -196,38 +202,25 @@ def _first_line(error: BaseException) -> str:
     return (operator or lines or [repr(error)])[0]
 
 
-class _Evaluation:
-    """The metrics of a model over a loader, with another function in place of its forward pass."""
-
-    def __init__(self, model: Any, fit: FitConfig, settings: Any, loader: Any) -> None:
-        self._model, self._loader, self._settings = model, loader, settings
-        self._fit = fit
-
-    def __call__(self, forward: Callable[..., Any]) -> Mapping[str, float]:
-        of_outputs = build_output_metrics(self._fit)
-        builder = learner.EvaluatorBuilder("").metrics(*of_outputs).renderer(NoRenderer()).device("cpu")
-        evaluator = builder.compute(self._settings).metric_logger(loggers.InMemoryMetricLogger())
-        with _replace_forward(self._model, forward):
-            return evaluator.build(self._model).eval("export", self._loader)
-
-
+@dataclass
 class _Comparison:
     """A program in place of a forward pass, whose output is compared with that of the pass."""
 
-    def __init__(self, forward: Callable[..., Any], program: Program, title: str) -> None:
-        self._forward, self._program, self._title = forward, program, title
-        self._batch = 0
+    forward: Callable[..., Any]
+    program: Program
+    title: str
+    batch: int = 0
 
     def __call__(self, *arguments: Tensor) -> Any:
-        expected, self._batch = self._forward(*arguments), self._batch + 1
-        outputs = self._program(*arguments)
+        expected, self.batch = self.forward(*arguments), self.batch + 1
+        outputs = self.program(*arguments)
         is_single = isinstance(expected, Tensor)
+        tolerance = OUTPUT_TOLERANCE
         for output, tensor in zip(outputs, [expected] if is_single else expected, strict=True):
-            tolerance = OUTPUT_TOLERANCE
             if not torch.allclose(output, tensor, rtol=tolerance, atol=tolerance, equal_nan=True):
                 difference = float((output.double() - tensor.double()).abs().max())
                 raise StageError(
-                    f"{self._title}, batch {self._batch}: an output of the program differs from that of the "
+                    f"{self.title}, batch {self.batch}: an output of the program differs from that of the "
                     f"model by {difference:.3g}; at most {tolerance} is allowed. Remove the export, or "
                     "change the operations of the model"
                 )
@@ -249,70 +242,68 @@ def _check_metrics(
             )
 
 
-class _Onnx:
-    @staticmethod
-    def write(traced: Any, title: str) -> bytes:
-        """Return the program as a file of ONNX, without paths of the code and the build of torch."""
-        for package in ("onnx", "onnxscript"):
-            load_extra(package, "onnx", title)
-        log = logging.getLogger("torch.onnx")
-        level = log.level
-        log.setLevel(logging.ERROR)  # it lists packages that it could use
-        try:
-            model = torch.onnx.export(traced, dynamo=True, verbose=False).model_proto  # type: ignore[union-attr]
-        except Exception as error:
-            raise StageError(f"{title}: the model cannot be exported: {_first_line(error)}") from error
-        finally:
-            log.setLevel(level)
-        model.producer_version = torch.__version__.partition("+")[0]
-        for owner in (model, model.graph, *model.graph.node, *model.functions):
-            owner.ClearField("metadata_props")
-        for function in model.functions:
-            for node in function.node:
-                node.ClearField("metadata_props")
-        return bytes(model.SerializeToString(deterministic=True))
-
-    @staticmethod
-    def load(content: bytes, num_threads: int | None) -> Program:
-        runtime = load_extra("onnxruntime", "onnx", "save_model.exports: onnx")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = num_threads or 0
-        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        names = [value.name for value in session.get_inputs()]
-
-        def run(*arguments: Tensor) -> list[Tensor]:
-            values = (tensor.detach().numpy() for tensor in arguments)
-            return [torch.from_numpy(out) for out in session.run(None, dict(zip(names, values, strict=True)))]
-
-        return run
+def _write_onnx(traced: Any, title: str) -> bytes:
+    """Return the program as a file of ONNX, without paths of the code and the build of torch."""
+    for package in ("onnx", "onnxscript"):
+        load_extra(package, "onnx", title)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it lists packages that it could use
+    try:
+        model = torch.onnx.export(traced, dynamo=True, verbose=False).model_proto  # type: ignore[union-attr]
+    except Exception as error:
+        raise StageError(f"{title}: the model cannot be exported: {_first_line(error)}") from error
+    finally:
+        log.setLevel(level)
+    model.producer_version = torch.__version__.partition("+")[0]
+    nodes = (node for function in model.functions for node in function.node)
+    for owner in (model, model.graph, *model.graph.node, *model.functions, *nodes):
+        owner.ClearField("metadata_props")
+    return bytes(model.SerializeToString(deterministic=True))
 
 
-class _Pt2:
-    @staticmethod
-    def write(traced: Any, _: str) -> bytes:
-        """Return the program as `torch.export.save` writes it, without samples and the build of torch."""
-        arguments, options = traced.example_inputs
-        traced.example_inputs = (tuple(map(torch.zeros_like, arguments)), options)  # no samples of the user
-        buffer, written = io.BytesIO(), io.BytesIO()
-        torch.export.save(traced, buffer)
-        with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(written, "w") as target:
-            for entry in source.infolist():
-                content = source.read(entry)
-                if entry.filename.endswith("models/model.json"):
-                    version = {"torch_version": torch.__version__.partition("+")[0]}
-                    content = json.dumps(json.loads(content) | version).encode()
-                target.writestr(zipfile.ZipInfo(entry.filename), content)
-        return written.getvalue()
+def _load_onnx(content: bytes, num_threads: int | None) -> Program:
+    runtime = load_extra("onnxruntime", "onnx", "save_model.exports: onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = num_threads or 0
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
 
-    @staticmethod
-    def load(content: bytes, _: int | None) -> Program:
-        module = torch.export.load(io.BytesIO(content)).module()
+    def run(*arguments: Tensor) -> list[Tensor]:
+        values = (tensor.detach().numpy() for tensor in arguments)
+        return [torch.from_numpy(out) for out in session.run(None, dict(zip(names, values, strict=True)))]
 
-        def run(*arguments: Tensor) -> list[Any]:
-            output = module(*arguments)
-            return [output] if isinstance(output, Tensor) else list(output)
-
-        return run
+    return run
 
 
-_FORMATS: dict[str, Any] = {"onnx": _Onnx, "pt2": _Pt2}
+def _write_pt2(traced: Any, _: str) -> bytes:
+    """Return the program as `torch.export.save` writes it, without samples and the build of torch."""
+    arguments, options = traced.example_inputs
+    traced.example_inputs = (tuple(map(torch.zeros_like, arguments)), options)  # no samples of the user
+    buffer, written = io.BytesIO(), io.BytesIO()
+    torch.export.save(traced, buffer)
+    with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(written, "w") as target:
+        for entry in source.infolist():
+            content = source.read(entry)
+            if entry.filename.endswith("models/model.json"):
+                version = {"torch_version": torch.__version__.partition("+")[0]}
+                content = json.dumps(json.loads(content) | version).encode()
+            target.writestr(zipfile.ZipInfo(entry.filename), content)
+    return written.getvalue()
+
+
+def _load_pt2(content: bytes, _: int | None) -> Program:
+    module = torch.export.load(io.BytesIO(content)).module()
+
+    def run(*arguments: Tensor) -> list[Any]:
+        output = module(*arguments)
+        return [output] if isinstance(output, Tensor) else list(output)
+
+    return run
+
+
+_FORMATS: dict[str, tuple[Any, Any]] = {
+    "onnx": (_write_onnx, _load_onnx),
+    "pt2": (_write_pt2, _load_pt2),
+}
+"""The functions that write and load a program, by the kind of its file."""

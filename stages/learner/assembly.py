@@ -12,7 +12,7 @@ from torch import nn
 from stages import distributed
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import Interrupter, MetricLogger, Renderer, Renderers
-from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
+from stages.contracts.fields import describe_portable_conflict
 from stages.contracts.history import Split, check_file_names
 from stages.contracts.plugins import check_object
 from stages.contracts.printing import print_line
@@ -134,7 +134,7 @@ def assemble(
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
-    _check_optimizer(options, optimizer, model, group.size)
+    check_optimizer(options, optimizer, model, group.size)
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
@@ -204,16 +204,6 @@ def _build_scheduler(
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
     return scheduler
-
-
-def _check_optimizer(
-    options: LearnerOptions, optimizer: torch.optim.Optimizer, model: nn.Module, ranks: int
-) -> None:
-    """Raise `BuilderError` if *optimizer* does not fit the model, the number of ranks, or a portable run."""
-    conflict = describe_portable_optimizer_conflict(type(optimizer).__name__)
-    if options.compute.portable and conflict:
-        raise BuilderError(conflict)
-    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
 
 
 def _check_recordable(state: ModelState, recorder: Recorder | None) -> None:
@@ -321,7 +311,7 @@ def _build_checkpoints(
     if options.recorder is None or not (group.is_main or is_sharded):
         return None
     if not group.is_main:
-        return FollowingCheckpoints(group, options.interval)
+        return FollowingCheckpoints(group)
     return CheckpointManager(
         StoredCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder, options.storage)
         if options.storage

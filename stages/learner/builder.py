@@ -77,35 +77,27 @@ class LearnerBuilder:
 
     def metric_train(self, metric: AnyMetric) -> Self:
         """Show and log *metric* on the train split, without a curve or a row in the summary."""
-        return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=False))
+        return self._register(Split.TRAIN, metric, numeric=False)
 
     def metric_valid(self, metric: AnyMetric) -> Self:
         """Show and log *metric* on the valid split, without a curve or a row in the summary."""
-        return self._register(Split.VALID, RegisteredMetric(metric, numeric=False))
+        return self._register(Split.VALID, metric, numeric=False)
 
     def metric_train_numeric(self, metric: AnyMetric) -> Self:
         """Log *metric* on the train split, with a curve and a row in the summary."""
-        return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=True))
+        return self._register(Split.TRAIN, metric, numeric=True)
 
     def metric_valid_numeric(self, metric: AnyMetric) -> Self:
         """Log *metric* on the valid split, with a curve and a row in the summary."""
-        return self._register(Split.VALID, RegisteredMetric(metric, numeric=True))
+        return self._register(Split.VALID, metric, numeric=True)
 
     def metrics(self, *metrics: AnyMetric) -> Self:
         """Log *metrics* as numbers on both splits, or in training only if they have ``train_only``."""
-        for metric in metrics:
-            self.metric_train_numeric(metric)
-            if not MetricOptions.of(metric).train_only:
-                self.metric_valid_numeric(metric)
-        return self
+        return self._register_all(metrics, numeric=True)
 
     def metrics_text(self, *metrics: AnyMetric) -> Self:
         """Show and log *metrics* on both splits, or in training only if they have ``train_only``."""
-        for metric in metrics:
-            self.metric_train(metric)
-            if not MetricOptions.of(metric).train_only:
-                self.metric_valid(metric)
-        return self
+        return self._register_all(metrics, numeric=False)
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to *train* and *valid* instead of ``<directory>/train`` and ``<directory>/valid``."""
@@ -156,22 +148,21 @@ class LearnerBuilder:
         With ``bf16`` and ``fp16`` a step runs under autocast; fp16 also scales the loss. Weights, gradients,
         optimizer state and records are float32 in each.
         """
-        if precision not in get_args(Precision):
-            raise BuilderError(f"precision({precision!r}): use one of {', '.join(get_args(Precision))}")
-        return self._set(compute=replace(self._options.compute, precision=precision))
+        _check_choice("precision", precision, Precision)
+        return self._set_compute(precision=precision)
 
     def deterministic(self) -> Self:
         """Compute the same bits each time on an accelerator too; operations that cannot raise an error.
 
         Default: no. A CPU always computes the same bits with the same number of threads.
         """
-        return self._set(compute=replace(self._options.compute, deterministic=True))
+        return self._set_compute(deterministic=True)
 
     def num_threads(self, num_threads: int | None) -> Self:
         """Compute with *num_threads* threads on a CPU while the run trains. Default: torch's choice."""
         if num_threads is not None:
             _check_count("num_threads", num_threads, least=1)
-        return self._set(compute=replace(self._options.compute, num_threads=num_threads))
+        return self._set_compute(num_threads=num_threads)
 
     def strategy(self, strategy: Strategy) -> Self:
         """Set how several ranks train one model; one rank ignores it.
@@ -191,7 +182,7 @@ class LearnerBuilder:
         `torch.sqrt`, such as Adam. Call `stages.devices.prepare_portable` before torch first computes. On
         another architecture or an accelerator a warning is logged.
         """
-        return self._set(compute=replace(self._options.compute, portable=True))
+        return self._set_compute(portable=True)
 
     def compile(self, mode: str = "default", *, backend: str | Callable[..., Any] = "inductor") -> Self:
         """Compile the model with `torch.compile` in *mode*. Default: no.
@@ -215,8 +206,7 @@ class LearnerBuilder:
         ``captured`` logs a warning, and ``auto`` a line, if the steps of a run on CUDA cannot be captured.
         Both give the same bits.
         """
-        if kind not in get_args(StepKind):
-            raise BuilderError(f"step({kind!r}): use one of {', '.join(get_args(StepKind))}")
+        _check_choice("step", kind, StepKind)
         return self._set(step=kind)
 
     def burn(self, version: Version | None) -> Self:
@@ -239,12 +229,9 @@ class LearnerBuilder:
         continued in the next epoch (``carry``).
         """
         _check_count("grads_accumulation", batches, least=1)
-        return self._set(
-            accumulation=Accumulation.model_validate(
-                {"batches": batches, "reduction": reduction}
-                | ({} if leftover is None else {"leftover": leftover})
-            )
-        )
+        options = {"batches": batches, "reduction": reduction, "leftover": leftover}
+        present = {name: option for name, option in options.items() if option is not None}
+        return self._set(accumulation=Accumulation.model_validate(present))
 
     def non_finite(self, rule: NonFinite) -> Self:
         """Handle NaN or infinity in loss or gradients by *rule*. Default: stop before the weights change."""
@@ -430,10 +417,20 @@ class LearnerBuilder:
         self._options = replace(self._options, **options)
         return self
 
-    def _register(self, split: Split, registered: RegisteredMetric) -> Self:
-        metrics = self._options.metrics
+    def _set_compute(self, **settings: Any) -> Self:
+        return self._set(compute=replace(self._options.compute, **settings))
+
+    def _register(self, split: Split, metric: AnyMetric, *, numeric: bool) -> Self:
+        metrics, registered = self._options.metrics, RegisteredMetric(metric, numeric)
         check_unique_name(registered, metrics[split], f"the {split} split")
         return self._set(metrics={**metrics, split: (*metrics[split], registered)})
+
+    def _register_all(self, metrics: Sequence[AnyMetric], *, numeric: bool) -> Self:
+        for metric in metrics:
+            self._register(Split.TRAIN, metric, numeric=numeric)
+            if not MetricOptions.of(metric).train_only:
+                self._register(Split.VALID, metric, numeric=numeric)
+        return self
 
 
 class SupervisedTraining(LearnerBuilder):
@@ -463,6 +460,12 @@ def _check_count(option: str, value: int, *, least: int) -> None:
     """Raise `BuilderError` unless *value* of *option* is an integer from *least*."""
     if not isinstance(value, Integral) or value < least:
         raise BuilderError(f"{option}({value!r}): pass an integer from {least}")
+
+
+def _check_choice(option: str, value: str, choices: Any) -> None:
+    """Raise `BuilderError` unless *value* of *option* is one of *choices*, a `Literal`."""
+    if value not in get_args(choices):
+        raise BuilderError(f"{option}({value!r}): use one of {', '.join(get_args(choices))}")
 
 
 def _check_loggers(*loggers: MetricLogger) -> None:

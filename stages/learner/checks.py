@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from stages.contracts.errors import BuilderError, RecordError
+from stages.contracts.fields import describe_portable_optimizer_conflict
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.plugins import OptionalAttributes, check_object
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
+from stages.learner.options import LearnerOptions
 from stages.optim import RunLength
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
@@ -86,9 +88,12 @@ def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredM
 
 
 def check_optimizer(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int, ranks: int = 1
+    options: LearnerOptions, optimizer: torch.optim.Optimizer, model: torch.nn.Module, ranks: int
 ) -> None:
-    """Raise `BuilderError` if *optimizer* updates other parameters, or L-BFGS cannot be used as asked."""
+    """Raise `BuilderError` if *optimizer* does not fit the model, the number of ranks, or a portable run."""
+    conflict = describe_portable_optimizer_conflict(type(optimizer).__name__)
+    if options.compute.portable and conflict:
+        raise BuilderError(conflict)
     of_model = {id(parameter) for parameter in model.parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in of_model for parameter in parameters)
@@ -99,10 +104,9 @@ def check_optimizer(
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
-    if batches_per_step > 1 or ranks > 1:
-        mistake = (
-            f"accumulate over {batches_per_step} batches" if batches_per_step > 1 else f"use {ranks} ranks"
-        )
+    batches = options.accumulation.batches
+    if batches > 1 or ranks > 1:
+        mistake = f"accumulate over {batches} batches" if batches > 1 else f"use {ranks} ranks"
         raise BuilderError(
             f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no "
             "accumulation, and a larger batch"
@@ -277,8 +281,18 @@ class StepChecks:
             gradients, item = step.gradients, step.item
         except AttributeError:
             raise self._error("train_step", f"returned {_describe(step)}: {RETURN}") from None
-        if not isinstance(gradients, SEQUENCES) or len(gradients) != len(self._parameters):
-            raise self._error("train_step", self._count_of(gradients))
+        if not isinstance(gradients, SEQUENCES):
+            raise self._error(
+                "train_step",
+                f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)",
+            )
+        if len(gradients) != len(self._parameters):
+            raise self._error(
+                "train_step",
+                f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
+                "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) "
+                "does",
+            )
         loss = getattr(item, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             self._check_loss(item, loss)
@@ -292,16 +306,6 @@ class StepChecks:
         """Return *item* if it is valid as the output of a validation step."""
         self._check_size("valid_step", item)
         return item
-
-    def _count_of(self, gradients: Any) -> str:
-        if not isinstance(gradients, SEQUENCES):
-            return (
-                f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)"
-            )
-        return (
-            f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
-            "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) does"
-        )
 
     def _check_loss(self, item: Any, loss: Any) -> None:
         if loss is None:
@@ -329,16 +333,14 @@ class StepChecks:
         if type(size) is int and size >= 0:
             return size
         if isinstance(item, Tensor | dict):
-            raise self._error(step, f"returned {_describe(item)}: {ITEM}")
-        if callable(size):
-            raise self._error(
-                step, f"returned {_describe(item)}, whose size is a method: make it a @property"
-            )
-        if isinstance(size, bool) or not _is_count(size):
-            raise self._error(
-                step, f"returned {_describe(item)}, whose size is {size!r}: return the number of samples"
-            )
-        return operator.index(size)
+            problem = f": {ITEM}"
+        elif callable(size):
+            problem = ", whose size is a method: make it a @property"
+        elif isinstance(size, bool) or not _is_count(size):
+            problem = f", whose size is {size!r}: return the number of samples"
+        else:
+            return operator.index(size)
+        raise self._error(step, f"returned {_describe(item)}{problem}")
 
     def _check_gradients(self, gradients: Any) -> None:
         for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):

@@ -176,7 +176,9 @@ def configure_builder(
         .checkpoint_every(steps=config.checkpoint_every_steps, seconds=config.checkpoint_every_seconds)
         .max_unsaved(config.max_unsaved_seconds)
     )
-    _accumulate_gradients(config, builder)
+    window = config.grads_accumulation
+    leftover = window.leftover if "leftover" in window.model_fields_set else None
+    builder.grads_accumulation(window.batches, reduction=window.reduction, leftover=leftover)
     _add_loggers(config, builder, context)
     if context.interrupter:
         builder.with_interrupter(context.interrupter)
@@ -195,12 +197,6 @@ def configure_builder(
     if config.compile:
         builder.compile("default" if config.compile is True else config.compile)
     return builder.gradient_checkpointing() if config.gradient_checkpointing else builder
-
-
-def _accumulate_gradients(config: FitConfig, builder: "learner.LearnerBuilder") -> None:
-    window = config.grads_accumulation
-    leftover = window.leftover if "leftover" in window.model_fields_set else None
-    builder.grads_accumulation(window.batches, reduction=window.reduction, leftover=leftover)
 
 
 def _add_loggers(config: FitConfig, builder: "learner.LearnerBuilder", context: FitContext) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -109,27 +109,26 @@ class _Growth:
         return initial * self.factor**iteration
 
 
+@dataclass(eq=False)
 class FirstBatches:
     """The first *steps* batches of a loader, which starts new epochs as often as needed."""
 
-    def __init__(self, loader: Loader, steps: int) -> None:
-        self._loader = loader
-        self._steps = steps
+    loader: Loader
+    steps: int
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._batches(), self._steps)
+        return islice(chain.from_iterable(map(self._open, count(1))), self.steps)
 
-    def _batches(self) -> Iterator[Any]:
-        for epoch in count(1):
-            LoaderOptions.of(self._loader).set_epoch(epoch)
-            yield from self._loader
+    def _open(self, epoch: int) -> Loader:
+        LoaderOptions.of(self.loader).set_epoch(epoch)
+        return self.loader
 
     def set_device(self, device: torch.device) -> None:
         """Move all following batches to *device*."""
-        if (set_device := LoaderOptions.of(self._loader).set_device) is not None:
+        if (set_device := LoaderOptions.of(self.loader).set_device) is not None:
             set_device(device)
 
 

@@ -187,8 +187,9 @@ class ModelState:
         """
         layout, extra = skeleton_of(self.model), training_state(self.model)
         supplement = encode_state(module_supplement(self.model), f"{type(self.model).__name__}.state_dict()")
-        average = {} if self.average is None else {"average": self.average.state_dict()}
-        hooks = self.hooks.state_dict()
+        optional = {"training_state": extra, "hooks": self.hooks.state_dict()}
+        if self.average is not None:
+            optional["average"] = self.average.state_dict()
         raw = {} if self.average is None else self.average.raw
         with without_dynamo():
             return Checkpoint(
@@ -203,9 +204,7 @@ class ModelState:
                     "scheduler": encode_state(
                         self.scheduler.state_dict(), f"{type(self.scheduler).__name__}.state_dict()"
                     ),
-                    **({"training_state": extra} if extra else {}),
-                    **({"hooks": hooks} if hooks else {}),
-                    **average,
+                    **{name: entry for name, entry in optional.items() if entry},
                     **trainer,
                 },
             )

@@ -66,12 +66,10 @@ class LearnerSpec(Config):
             configure_loss(model, self.class_weights, self.label_smoothing)
         has_groups = self.parameter_groups or self.freeze
         grouped = GroupedOptimizer(self.optimizer, self.parameter_groups, self.freeze)
-        return model, grouped if has_groups else self.optimizer, self._build_schedule()
-
-    def _build_schedule(self) -> Scheduler | ScheduleUse:
-        if isinstance(self.schedule, ScheduleUse):
-            return self.schedule
-        return Scheduler(learning_rate_of(self.optimizer), self.schedule)
+        schedule: Any = self.schedule
+        if not isinstance(schedule, ScheduleUse):
+            schedule = Scheduler(learning_rate_of(self.optimizer), schedule)
+        return model, grouped if has_groups else self.optimizer, schedule
 
     def check_code(self, allowed: Collection[str] = ()) -> None:
         """Raise `CheckpointError` if `build` would run code that is neither built in nor one of *allowed*.

@@ -95,8 +95,8 @@ def _find_failure(error: BaseException, model: nn.Module) -> Failure | None:
     owners: list[Any] = [next(iter(_arguments(frame).values()), None) for frame in frames]
     steps = [
         number
-        for number, (frame, owner) in enumerate(zip(frames, owners, strict=True))
-        if owner is model and frame.f_code.co_name in STEPS
+        for number, frame in enumerate(frames)
+        if owners[number] is model and frame.f_code.co_name in STEPS
     ]
     if not steps:
         return None
@@ -180,12 +180,11 @@ def _explain_label_values(outputs: Tensor, labels: Tensor) -> str:
 def _explain_dtype(failure: Failure, received: Tensor) -> str:
     """Return in which dtype the layer needs *received*, its input."""
     weight = next(failure.layer.parameters(recurse=False), None)
+    if weight is None:
+        return ""
     takes_indices = isinstance(failure.layer, nn.Embedding | nn.EmbeddingBag)
-    if weight is None or received.dtype == weight.dtype:
-        is_wrong = takes_indices
-    else:
-        is_wrong = not takes_indices or received.is_floating_point()
-    if weight is None or not is_wrong:
+    is_right = not received.is_floating_point() if takes_indices else received.dtype == weight.dtype
+    if is_right:
         return ""
     needed = torch.int64 if takes_indices else weight.dtype
     return (

@@ -53,8 +53,7 @@ def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProc
     The directory is ``<directory>/<kind>``. Raises `PluginError` if the arguments do not fit, or if the
     extra of the tracker is not installed.
     """
-    arguments = check_tracker(use)
-    options = {name: float(arguments.pop(name)) for name in PROCESS_OPTIONS if name in arguments}
+    arguments, options = check_tracker(use)
     path = plugins.import_path("logger", use.kind, BUILT_IN)
     folder = directory / use.kind.rpartition(":")[2]
     return TrackerProcess(path, folder, run, arguments=arguments, samples=directory.parent, **options)
@@ -63,33 +62,34 @@ def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProc
 def send_pending_events(uses: Sequence[Use], directory: Path) -> str:
     """Send what a tracker has not received of the run in *directory*, and return the error, if any.
 
-    *uses* are loggers; that of the tracker is the one after which the folder is named. Raises `PluginError`
-    as `build_tracker` does.
+    *uses* are loggers; that of the tracker is the one after which the folder is named, which may have a
+    number at its end. Raises `PluginError` as `build_tracker` does.
     """
-    matching = [use for use in uses if is_named_after(directory, use)]
+    matching = [
+        use
+        for use in uses
+        if re.fullmatch(rf"{re.escape(use.kind.rpartition(':')[2])}(-\d+)?", directory.name)
+    ]
     if not matching:
         return f"fit.loggers has no {directory.name}. Add it, with its arguments"
-    arguments = check_tracker(matching[0])
-    of_tracker = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
-    return send_pending(plugins.import_path("logger", matching[0].kind, BUILT_IN), directory, of_tracker)
+    arguments, _ = check_tracker(matching[0])
+    return send_pending(plugins.import_path("logger", matching[0].kind, BUILT_IN), directory, arguments)
 
 
-def is_named_after(directory: Path, use: Use) -> bool:
-    """Return whether *directory* is a folder of the logger *use*, also one with a number at its end."""
-    return re.fullmatch(rf"{re.escape(use.kind.rpartition(':')[2])}(-\d+)?", directory.name) is not None
+def check_tracker(use: Use) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the tracker in *use*, and those of `TrackerProcess`.
 
-
-def check_tracker(use: Use) -> dict[str, Any]:
-    """Return the arguments in *use*. Raises `PluginError` as `build_tracker` does."""
+    Raises `PluginError` as `build_tracker` does.
+    """
     maker, arguments = plugins.find("logger", use.kind, BUILT_IN), arguments_of(use)
-    arguments_of_tracker = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
-    plugins.check_arguments("logger", use.kind, maker, {"directory": None, **arguments_of_tracker})
-    for name in set(arguments) - set(arguments_of_tracker):
-        if not isinstance(arguments[name], int | float) or not arguments[name] > 0:
-            raise PluginError(f"logger {use.kind!r}: {name} must be above 0; found {arguments[name]!r}")
+    options = {name: arguments.pop(name) for name in PROCESS_OPTIONS if name in arguments}
+    plugins.check_arguments("logger", use.kind, maker, {"directory": None, **arguments})
+    for name, value in options.items():
+        if not isinstance(value, int | float) or not value > 0:
+            raise PluginError(f"logger {use.kind!r}: {name} must be above 0; found {value!r}")
     if use.kind in TRACKERS:
         check_extra(use.kind, use.kind, f"the logger {use.kind}")
-    return arguments
+    return arguments, options
 
 
 def build_loggers(use: Use, directory: Path) -> "dict[Split, MetricLogger]":
@@ -106,7 +106,7 @@ def build_loggers(use: Use, directory: Path) -> "dict[Split, MetricLogger]":
         path = folder / f"{split}{getattr(maker, 'suffix', '')}"
         arguments = plugins.select_accepted(maker, dict.fromkeys(PATH_PARAMETERS, path)) | arguments_of(use)
         loggers[split] = plugins.build("logger", use.kind, maker, arguments)
-        if not callable(getattr(loggers[split], "log", None)):
+        if not hasattr(loggers[split], "log"):
             raise PluginError(
                 f"logger {use.kind!r} must have the methods of MetricLogger; found a "
                 f"{type(loggers[split]).__name__} without log"

@@ -3,13 +3,13 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.file_lists import is_name_below
+from stages.system.file_lock import is_at
 
 
 class LineFile:
@@ -54,9 +54,7 @@ class LineFile:
 
     def is_removed(self) -> bool:
         """Return whether the file is no longer at its path."""
-        with suppress(FileNotFoundError):
-            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        return True
+        return not is_at(self._file.fileno(), self.path)
 
     def discard_buffer(self) -> None:
         """Discard the buffered lines; for a forked process, whose parent writes them."""

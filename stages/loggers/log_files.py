@@ -29,6 +29,8 @@ from stages.contracts.text import number
 from stages.loggers.line_file import LineFile, build_removal_error, hash_files, truncate_files, verify_files
 from stages.system.files import open_atomic, read_regular, sync_directory
 
+FINAL = "final"
+"""The count of the value of an epoch."""
 SAMPLE_FILES = ("*-[1-9].png", "*-[1-9].txt")
 """Patterns of the files of samples in the folder of an epoch."""
 
@@ -95,9 +97,7 @@ class FileMetricLogger:
 
     def log_sample(self, epoch: int, sample: LoggedSample) -> None:
         """Write *sample* to ``epoch-<n>/<name>-<number>.png`` or ``.txt``."""
-        if epoch != self._epoch:
-            self.close()
-            self._epoch = epoch
+        self._enter(epoch)
         if not self._files:
             self._begin_epoch()
         is_text = isinstance(sample.content, str)
@@ -161,10 +161,13 @@ class FileMetricLogger:
         self._last = epoch
 
     def _file(self, epoch: int, name: str) -> LineFile:
+        self._enter(epoch)
+        return self._files.get(name) or self._open(name)
+
+    def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
             self.close()
             self._epoch = epoch
-        return self._files.get(name) or self._open(name)
 
     def _open(self, name: str) -> LineFile:
         path = self._folder() / format_file_name(name, "log")
@@ -263,36 +266,31 @@ def _read_values(folder: Path) -> dict[str, float]:
 
 
 def _read_epoch_value(path: Path) -> float | None:
-    total, weight, final, numeric = 0.0, 0.0, None, False
-    invalid: tuple[int, str] | None = None
+    total, weight, final, invalid, is_numeric = 0.0, 0.0, None, "", False
     for line_number, line in enumerate(_read_lines(path), start=1):
         value, comma, count = line.partition(",")
         if not line or value == "N/A":
             continue
         try:
-            measured, samples = (
-                float(value),
-                1 if not comma else 0 if count == "final" else _parse_count(count),
-            )
+            measured, samples = float(value), _parse_count(count if comma else "1")
         except ValueError:
-            invalid = invalid or (line_number, line)
+            invalid = invalid or f"line {line_number}: {line!r}"
             continue
-        numeric = True
+        is_numeric = True
         if samples:
             total += measured * samples
             weight += samples
-        elif count == "final":
+        elif count == FINAL:
             final = measured
-    if invalid and numeric:
+    if invalid and is_numeric:
         raise DataError(
-            f"{path}, line {invalid[0]}: {invalid[1]!r} is not 'value', 'value,count' or 'value,final'; "
-            "remove the line, or the file"
+            f"{path}, {invalid} is not 'value', 'value,count' or 'value,final'; remove the line, or the file"
         )
     return final if final is not None or not weight else total / weight
 
 
 def _parse_count(text: str) -> float:
-    count = float(text)
+    count = 0.0 if text == FINAL else float(text)
     if not 0 <= count < math.inf:
         raise ValueError(text)
     return count

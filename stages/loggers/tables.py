@@ -69,15 +69,11 @@ class RowLogger:
 
         Raises `BuilderError` if the path has a file that this logger did not write.
         """
-        file = self._file
-        if epoch < self._epoch or (file is None and self._resumable is None):
+        if epoch < self._epoch or (self._file is None and self._resumable is None):
             self._close_file()
             write_text(self.path, self.header + "".join(self._read_rows_before(epoch)))
-            file = self._open()
-        elif file is None:
-            file = self._open()
         self._epoch = epoch
-        file.write(row)
+        (self._file or self._open()).write(row)
 
     def flush(self) -> None:
         """Pass all rows to the operating system."""
@@ -251,10 +247,9 @@ class InMemoryMetricLogger:
         return [r.value for r in self.rows if r.epoch == epoch and r.name == name and r.iteration]
 
     def flush(self) -> None:
-        """Do nothing: rows are not buffered."""
+        """Do nothing: rows are not buffered, and remain available."""
 
-    def close(self) -> None:
-        """Do nothing: the rows remain available."""
+    close = flush
 
     def position(self) -> dict[str, Any]:
         """Return the number of rows and the number of batches by metric."""

@@ -181,15 +181,14 @@ class TrackerProcess(NoRenderer):
         if code != 0:
             self._process.kill()
             self._process.wait()
-            log.warning("%s", self._describe_failure(code))
-
-    def _describe_failure(self, code: int | None) -> str:
-        reason = f"took more than {self._wait:g} seconds" if code is None else f"ended with {code}"
-        return (
-            f"the tracker {self._kind} {reason}, and has not received all values of the run. They are in "
-            f"{self.directory / EVENTS_FILE}, and the error is in {self.directory / OUTPUT_FILE}. "
-            "`learner runs sync` sends them"
-        )
+            log.warning(
+                "the tracker %s %s, and has not received all values of the run. They are in %s, and the "
+                "error is in %s. `learner runs sync` sends them",
+                self._kind,
+                f"took more than {self._wait:g} seconds" if code is None else f"ended with {code}",
+                self.directory / EVENTS_FILE,
+                self.directory / OUTPUT_FILE,
+            )
 
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._file:

@@ -13,6 +13,7 @@ from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
 from stages.metrics.class_targets import (
     AnyClassificationOutput,
+    ClassTable,
     Reduction,
     build_class_table,
     parse_reduction,
@@ -33,37 +34,22 @@ MAX_SORTED_SCORES = 1 << 18
 """The number of scores that are sorted together, which limits the memory of a sort to about 25 MB."""
 
 
-@dataclass(frozen=True)
-class ScoreBatch:
-    """The rows of one batch."""
+def _select_counted(table: ClassTable, rows: Tensor) -> Tensor:
+    """Return the *rows* of *table*, (N, C), whose targets are not ignored, on the CPU."""
+    return rows.cpu() if table.is_counted is None else rows.cpu()[table.is_counted.cpu()]
 
-    logits: Tensor
-    """(N, C)."""
-    is_target: Tensor
-    """(N, C), booleans: whether the class is correct."""
-    is_counted: Tensor | None
-    """(N,), booleans: the rows to rank; None for all."""
-    has_independent_classes: bool
-    """Whether each logit is a probability by itself, see `ClassTable`."""
 
-    def scores(self) -> Tensor:
-        """Return the numbers to rank, (N, C), in float64 so that the softmax does not create ties."""
-        wide = self._select(self.logits).double()
-        return wide if self.has_independent_classes else wide.softmax(dim=1)
-
-    def targets(self) -> Tensor:
-        """Return the correct classes of the rows to rank, (N, C), booleans."""
-        return self._select(self.is_target)
-
-    def _select(self, rows: Tensor) -> Tensor:
-        return rows.cpu() if self.is_counted is None else rows.cpu()[self.is_counted.cpu()]
+def _compute_scores(table: ClassTable) -> Tensor:
+    """Return the numbers to rank, (N, C), in float64 so that the softmax does not create ties."""
+    wide = _select_counted(table, table.logits).double()
+    return wide if table.has_independent_classes else wide.softmax(dim=1)
 
 
 @dataclass(frozen=True)
 class ScoreSet:
     """All scores of an epoch, on their device; sorted each time the value is read."""
 
-    batches: Chunks[ScoreBatch]
+    batches: Chunks[ClassTable]
     weight: int | Tensor
     """The number of samples or positions; a scalar tensor on an accelerator."""
     area: Area
@@ -82,7 +68,7 @@ class ScoreSet:
 
     def load_state_dict(self, state: dict[str, Any]) -> Self:
         """Return the scores of *state*, for the area of this value."""
-        batches = tuple(ScoreBatch(**batch) for batch in state["batches"])
+        batches = tuple(ClassTable(**batch) for batch in state["batches"])
         return replace(self, batches=Chunks((batches,)), weight=state["weight"])
 
     @property
@@ -95,10 +81,10 @@ class ScoreSet:
         """The area in percent; NaN if no class has an area or a score is NaN."""
         if not self.count:
             return float("nan")
-        scores = torch.cat([batch.scores() for batch in self.batches])
+        scores = torch.cat(list(map(_compute_scores, self.batches)))
         if scores.isnan().any():
             return float("nan")
-        is_target = torch.cat([batch.targets() for batch in self.batches])
+        is_target = torch.cat([_select_counted(table, table.is_target) for table in self.batches])
         if self.reduction is Reduction.MICRO:
             scores, is_target = scores.reshape(-1, 1), is_target.reshape(-1, 1)
         areas = torch.cat([self.area(counts) for counts in _threshold_counts(scores, is_target)])
@@ -135,13 +121,10 @@ class AreaMetric:
 
     @classmethod
     def multiclass(cls, reduction: str = "macro") -> Self:
-        """Build the metric for a model with one class per sample."""
+        """Build the metric for a model with one class, or any number of labels, per sample."""
         return cls(reduction=reduction)
 
-    @classmethod
-    def multilabel(cls, reduction: str = "macro") -> Self:
-        """Build the metric for a model with any number of labels per sample."""
-        return cls(reduction=reduction)
+    multilabel = multiclass
 
     def measure(self, output: AnyClassificationOutput) -> ScoreSet:
         """Return the scores of one batch, copied, since a captured graph overwrites its outputs.
@@ -151,10 +134,10 @@ class AreaMetric:
         """
         table = build_class_table(output, self.name)
         is_target = table.is_target.clone() if table.is_target is output.targets else table.is_target
-        batch = ScoreBatch(table.logits.clone(), is_target, table.is_counted, table.has_independent_classes)
+        copied = replace(table, logits=table.logits.clone(), is_target=is_target)
         has_batch_value = output.output.ndim <= 2 and table.logits.shape[1] <= MAX_BATCH_CLASSES
         value = 50.0 if self.burn == "0.22" else math.nan
-        return ScoreSet(Chunks(((batch,),)), table.weight, self.area, self.reduction, has_batch_value, value)
+        return ScoreSet(Chunks(((copied,),)), table.weight, self.area, self.reduction, has_batch_value, value)
 
     @staticmethod
     def area(counts: "ThresholdCounts") -> Tensor:
@@ -225,10 +208,9 @@ class ThresholdCounts:
 
 
 def _threshold_counts(scores: Tensor, is_target: Tensor) -> Iterator[ThresholdCounts]:
-    """Yield the counts of *scores* and *is_target*, both (N, C), for some classes at a time."""
+    """Return an iterator over the counts of *scores* and *is_target*, both (N, C), for some classes each."""
     classes = max(1, MAX_SORTED_SCORES // len(scores))
-    for columns in zip(torch.split(scores.T, classes), torch.split(is_target.T, classes), strict=True):
-        yield _count_sorted(*columns)
+    return map(_count_sorted, torch.split(scores.T, classes), torch.split(is_target.T, classes))
 
 
 def _count_sorted(scores: Tensor, is_target: Tensor) -> ThresholdCounts:

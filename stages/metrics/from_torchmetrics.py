@@ -6,8 +6,9 @@ All need torchmetrics, which the extra ``metrics`` installs.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +70,8 @@ class TorchMetricState:
         if not (self.count and other.count):
             return self if self.count else other
         joined = {
-            name: self.owner.join(name, state, other.states[name]) for name, state in self.states.items()
+            name: self.owner.joins[name].function(state, other.states[name])
+            for name, state in self.states.items()
         }
         return replace(self, states=joined, count=self.count + other.count)
 
@@ -86,7 +88,9 @@ class TorchMetricState:
             name: Chunks((tuple(value),) if value else ()) if isinstance(value, list) else value
             for name, value in state["states"].items()
         }
-        self.owner.check_states(states)
+        if states and set(states) != set(self.owner.joins):
+            expected = ", ".join(sorted(self.owner.joins))
+            raise ValueError(f"found the states {', '.join(sorted(states))}, expected {expected}")
         return replace(self, states=states, count=state["count"])
 
     @property
@@ -119,13 +123,14 @@ class TorchMetric:
     """The type of output that *inputs* takes, or a tuple of types."""
     adjust: "Callable[[Metric], None] | None" = None
     """Replaces states of the metric before its value is computed, for example by smoothed ones."""
-    _joins: Mapping[str, Any] = field(init=False, repr=False)
+    joins: "Mapping[str, Join]" = field(init=False, repr=False)
+    """How each state of two batches is joined."""
 
     def __post_init__(self) -> None:
-        _load_utilities()  # reports a missing torchmetrics before anything else fails
+        load_extra("torchmetrics", "metrics", type(self).__name__)  # before anything else fails
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
-        self._joins = _joins_of(self.metric)
+        self.joins = _joins_of(self.metric)
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them
@@ -157,14 +162,6 @@ class TorchMetric:
         }
         return TorchMetricState(self, states, output.size)
 
-    def join(self, name: str, first: Any, second: Any) -> Any:
-        """Return the state *name* of two batches together."""
-        return (
-            first + second
-            if isinstance(first, Chunks)
-            else _join_functions()[self._joins[name]](first, second)
-        )
-
     def compute(self, measured: TorchMetricState) -> float:
         """Return the value of *measured*; NaN if it is one sample, of which torchmetrics computes none.
 
@@ -174,7 +171,7 @@ class TorchMetric:
             if isinstance(state, Chunks):
                 setattr(self.metric, name, list(state))
             else:
-                setattr(self.metric, name, state / measured.count if self._is_mean(name) else state)
+                setattr(self.metric, name, state / measured.count if self.joins[name].is_mean else state)
         if self.adjust is not None:
             self.adjust(self.metric)
         try:
@@ -183,13 +180,6 @@ class TorchMetric:
             if measured.count > 1:
                 raise
             return float("nan")  # one sample has no value of a metric such as R2
-
-    def check_states(self, states: Mapping[str, Any]) -> None:
-        """Raise `ValueError` if *states* are not those of this metric."""
-        if states and set(states) != set(self._joins):
-            raise ValueError(
-                f"found the states {', '.join(sorted(states))}, expected {', '.join(sorted(self._joins))}"
-            )
 
     @torch.no_grad()
     def _update(self, output: Any) -> None:
@@ -211,69 +201,63 @@ class TorchMetric:
         if isinstance(state, list):  # of views of the output, which a captured graph overwrites
             copies = tuple(chunk.clone() if isinstance(chunk, Tensor) else chunk for chunk in state)
             return Chunks((copies,)) if copies else Chunks()
-        return state * size if self._is_mean(name) else state
-
-    def _is_mean(self, name: str) -> bool:
-        return self._joins[name] is _load_utilities().dim_zero_mean
+        return state * size if self.joins[name].is_mean else state
 
 
 def _is_never_distributed() -> bool:
+    """Return False: a function, since a metric that is pickled cannot have a lambda."""
     return False
 
 
-@cache
-def _load_utilities() -> Any:
-    return load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+class Join(NamedTuple):
+    """How the state of two batches is joined, as torchmetrics joins that of two processes."""
+
+    function: Callable[[Any, Any], Any]
+    is_mean: bool = False
+    """True for a mean, which is kept as the sum over samples until its value is read."""
 
 
-@cache
-def _join_functions() -> Mapping[Any, Callable[[Any, Any], Any]]:
-    """Return the function that joins the tensors of two batches, by torchmetrics' for two processes.
-
-    A mean is kept as the sum over samples until its value is read.
-    """
-    return {
-        _load_utilities().dim_zero_sum: torch.add,
-        _load_utilities().dim_zero_mean: torch.add,
-        _load_utilities().dim_zero_max: torch.maximum,
-        _load_utilities().dim_zero_min: torch.minimum,
-    }
-
-
-def _joins_of(metric: "Metric") -> dict[str, Any]:
-    """Return how torchmetrics joins each state of *metric*. Raises `BuilderError` if one cannot be joined."""
+def _joins_of(metric: "Metric") -> dict[str, Join]:
+    """Return how each state of *metric* is joined. Raises `BuilderError` if one cannot be joined."""
     name = type(metric).__name__
     kind = load_extra("torchmetrics", "metrics", TorchMetric.__name__).Metric
-    joins: dict[str, Any] = dict(vars(metric)["_reductions"])  # torchmetrics has no public name for this
-    if not joins or any(isinstance(child, kind) for child in metric.children()):
+    utilities = load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+    of_tensors = {
+        utilities.dim_zero_sum: Join(torch.add),
+        utilities.dim_zero_mean: Join(torch.add, is_mean=True),
+        utilities.dim_zero_max: Join(torch.maximum),
+        utilities.dim_zero_min: Join(torch.minimum),
+    }
+    of_lists = dict.fromkeys((utilities.dim_zero_cat, None), Join(add))
+    reductions = vars(metric)["_reductions"]  # torchmetrics has no public name for this
+    if not reductions or any(isinstance(child, kind) for child in metric.children()):
         raise BuilderError(
             f"metric {name!r} has no states itself, so the batches of an epoch cannot be added: "
             "compute it after training"
         )
-    for state, join in joins.items():
-        is_list = isinstance(metric.metric_state[state], list)
-        if join not in ({_load_utilities().dim_zero_cat, None} if is_list else _join_functions()):
+    joins: dict[str, Join] = {}
+    for state, reduction in reductions.items():
+        supported = of_lists if isinstance(metric.metric_state[state], list) else of_tensors
+        if reduction not in supported:
             raise BuilderError(
                 f"metric {name!r} has a state {state!r} that cannot be joined from two batches "
-                f"(its dist_reduce_fx is {getattr(join, '__name__', join)}): compute it after training"
+                f"(its dist_reduce_fx is {getattr(reduction, '__name__', reduction)}): compute it after "
+                "training"
             )
+        joins[state] = supported[reduction]
     return joins
 
 
-@dataclass(frozen=True)
-class TokenSentences:
-    """Converts predictions and references to text with one number per token. Blocks on the device."""
+def to_sentences(pad_token: int | None, output: SequenceOutput) -> tuple[Any, ...]:
+    """Return the predicted sentences, one number per token, and for each a list with its one reference.
 
-    pad_token: int | None
-    """A sequence ends before the first such token; None if no sequence is padded."""
-
-    def __call__(self, output: SequenceOutput) -> tuple[Any, ...]:
-        """Return the predicted sentences, and for each a list with its one reference."""
-        predictions, references = (
-            [" ".join(map(str, row)) for row in trim_rows(tokens, self.pad_token)]
-            for tokens in (predict_tokens(output), output.targets)
-        )
-        return predictions, [[reference] for reference in references]
+    A sequence ends before the first *pad_token*; None if no sequence is padded. Blocks on the device.
+    """
+    predictions, references = (
+        [" ".join(map(str, row)) for row in trim_rows(tokens, pad_token)]
+        for tokens in (predict_tokens(output), output.targets)
+    )
+    return predictions, [[reference] for reference in references]
 
 
 def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
@@ -285,21 +269,18 @@ def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     return output.output.argmax(dim=1)[counted][None], output.targets[counted][None]
 
 
-@dataclass(frozen=True)
-class BleuSmoothing:
-    """Replaces the count of each order of n-grams that has no match. Chen and Cherry, 2014."""
+def smooth_bleu(epsilon: float | None, metric: Any) -> None:
+    """Replace the count of each order of n-grams without a match in *metric*, a BLEU of torchmetrics.
 
-    epsilon: float | None
-    """The count, as in method 1; None for 1/2, 1/4, … in the order of such n-grams, as in method 3."""
-
-    def __call__(self, metric: Any) -> None:
-        """Replace the counts of *metric*, a BLEU of torchmetrics; orders without n-grams remain."""
-        counts, divisor = metric.numerator.tolist(), 1.0
-        for order, total in enumerate(metric.denominator.tolist()):
-            if total and not counts[order]:
-                divisor *= 2
-                counts[order] = 1 / divisor if self.epsilon is None else self.epsilon
-        metric.numerator = metric.numerator.new_tensor(counts)
+    The count is *epsilon*, as in method 1 of Chen and Cherry, 2014; None for 1/2, 1/4, … in the order of such
+    n-grams, as in method 3. Orders without n-grams remain.
+    """
+    counts, divisor = metric.numerator.tolist(), 1.0
+    for order, total in enumerate(metric.denominator.tolist()):
+        if total and not counts[order]:
+            divisor *= 2
+            counts[order] = 1 / divisor if epsilon is None else epsilon
+    metric.numerator = metric.numerator.new_tensor(counts)
 
 
 def bleu(
@@ -313,22 +294,18 @@ def bleu(
     """Return BLEU of the epoch as one corpus, over token numbers. Burn 0.22 averages that of its batches.
 
     *smoothing* is Burn's: ``add_epsilon`` counts *epsilon* for an order of n-grams without a match, and
-    ``exponential`` halves it for each further one; see `BleuSmoothing`. *smooth* is that of torchmetrics,
+    ``exponential`` halves it for each further one; see `smooth_bleu`. *smooth* is that of torchmetrics,
     which adds 1 to the counts of all orders above the first. Raises `BuilderError` for another smoothing.
     """
-    adjust = {"none": None, "add_epsilon": BleuSmoothing(epsilon), "exponential": BleuSmoothing(None)}
+    adjust = {
+        "none": None,
+        "add_epsilon": partial(smooth_bleu, epsilon),
+        "exponential": partial(smooth_bleu, None),
+    }
     if smoothing not in adjust:
         raise BuilderError(f"bleu takes the smoothing {', '.join(adjust)}, not {smoothing!r}")
     metric = _load_part("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
-    return TorchMetric(
-        metric,
-        f"BLEU-{n_gram}",
-        "%",
-        scale=100.0,
-        inputs=TokenSentences(pad_token),
-        measures=SequenceOutput,
-        adjust=adjust[smoothing],
-    )
+    return _measure_sentences(metric, f"BLEU-{n_gram}", pad_token, adjust=adjust[smoothing])
 
 
 def rouge_l(pad_token: int | None = None) -> TorchMetric:
@@ -336,15 +313,12 @@ def rouge_l(pad_token: int | None = None) -> TorchMetric:
     metric = _load_part("text", "rouge_l").ROUGEScore(
         rouge_keys="rougeL", normalizer=str, tokenizer=str.split
     )
-    return TorchMetric(
-        metric,
-        "ROUGE-L",
-        "%",
-        scale=100.0,
-        key="rougeL_fmeasure",
-        inputs=TokenSentences(pad_token),
-        measures=SequenceOutput,
-    )
+    return _measure_sentences(metric, "ROUGE-L", pad_token, key="rougeL_fmeasure")
+
+
+def _measure_sentences(metric: Any, name: str, pad_token: int | None, **options: Any) -> TorchMetric:
+    inputs = partial(to_sentences, pad_token)
+    return TorchMetric(metric, name, "%", scale=100.0, inputs=inputs, measures=SequenceOutput, **options)
 
 
 def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
@@ -375,16 +349,13 @@ def mean_iou(num_classes: int) -> TorchMetric:
     )
 
 
-@dataclass(frozen=True)
-class LowestError:
-    """Raises the mean squared error of each image to *epsilon*, so that a perfect image has a finite PSNR."""
+def raise_errors(epsilon: float, metric: Any) -> None:
+    """Raise the mean squared error of each image in *metric*, a PSNR of torchmetrics, to *epsilon*.
 
-    epsilon: float
-
-    def __call__(self, metric: Any) -> None:
-        """Replace the errors of *metric*, a PSNR of torchmetrics with a value per image."""
-        pairs = zip(metric.sum_squared_error, metric.total, strict=True)
-        metric.sum_squared_error = [error.clamp(min=self.epsilon * size) for error, size in pairs]
+    A perfect image then has a finite PSNR.
+    """
+    pairs = zip(metric.sum_squared_error, metric.total, strict=True)
+    metric.sum_squared_error = [error.clamp(min=epsilon * size) for error, size in pairs]
 
 
 def psnr(max_pixel: float = 1.0, *, epsilon: float = 0.0) -> TorchMetric:
@@ -396,7 +367,7 @@ def psnr(max_pixel: float = 1.0, *, epsilon: float = 0.0) -> TorchMetric:
     metric = _load_part("image", "psnr").PeakSignalNoiseRatio(
         data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean"
     )
-    adjust = LowestError(epsilon) if epsilon else None
+    adjust = partial(raise_errors, epsilon) if epsilon else None
     return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput, adjust=adjust)
 
 

@@ -10,11 +10,8 @@ from stages.contracts.plugins import OptionalAttributes
 from stages.metrics.state import MetricState
 
 
-class Metric(Protocol):
-    """A number that is measured on every batch and added up over an epoch.
-
-    Your own metric needs these attributes and no base class. It may also have those of `MetricOptions`.
-    """
+class Named(Protocol):
+    """The attributes that every metric needs. It may also have those of `MetricOptions`."""
 
     @property
     def name(self) -> str:
@@ -23,6 +20,13 @@ class Metric(Protocol):
     @property
     def unit(self) -> str | None:
         """The unit that is shown after the value; None for no unit."""
+
+
+class Metric(Named, Protocol):
+    """A number that is measured on every batch and added up over an epoch.
+
+    Your own metric needs these attributes, a ``name`` and a ``unit``, and no base class.
+    """
 
     def measure(self, output: Any) -> MetricState:
         """Return the measurement of *output*, the item that a step returned."""
@@ -45,41 +49,21 @@ class BurnMetric(Protocol):
     burn: Version | None
 
 
-class StepMetric(Protocol):
-    """A metric of the run itself, such as the learning rate.
-
-    May have the same optional attributes as a `Metric`.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name in logs, curves and the summary."""
-
-    @property
-    def unit(self) -> str | None:
-        """The unit that is shown after the value; None for no unit."""
+class StepMetric(Named, Protocol):
+    """A metric of the run itself, such as the learning rate."""
 
     def measure_step(self, step: Any) -> MetricState:
         """Return the measurement of *step*, a `stages.contracts.events.Step`."""
 
 
-class PassMetric(Protocol):
+class PassMetric(Named, Protocol):
     """A metric of the time or the machine over one pass, such as the peak memory.
 
-    It has a value for the pass and none for its batches, so it costs nothing per batch. May have the same
-    optional attributes as a `Metric`, and also:
+    It has a value for the pass and none for its batches, so it costs nothing per batch. It may also have:
 
     * ``watch(batches)``: called after `begin`; returns an iterator over the same batches, which the pass
       iterates over instead.
     """
-
-    @property
-    def name(self) -> str:
-        """The name in logs, curves and the summary."""
-
-    @property
-    def unit(self) -> str | None:
-        """The unit that is shown after the value; None for no unit."""
 
     def begin(self) -> None:
         """Start to measure a pass, before its loader is opened."""

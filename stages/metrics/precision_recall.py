@@ -1,7 +1,7 @@
 """Precision, recall and F score, from counts per class that add over an epoch."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -96,11 +96,6 @@ class ErrorWeights:
     false_positive: float
     false_negative: float
 
-    @property
-    def is_f_score(self) -> bool:
-        """True if both kinds of errors count."""
-        return bool(self.false_positive and self.false_negative)
-
 
 @dataclass(frozen=True)
 class _Counts:
@@ -147,15 +142,12 @@ class ClassCounts(_Counts):
         if not self.count:
             return float("nan")
         counts = self.counts.cpu().double()
-        hits, predicted, targets = (
-            counts if self.reduction is Reduction.MACRO else counts.sum(1, keepdim=True)
-        )
-        weight = self.errors.false_positive * predicted + self.errors.false_negative * targets
-        scores = (
-            (self.errors.false_positive + self.errors.false_negative)
-            * hits
-            / weight.clamp(min=torch.finfo().tiny)
-        )
+        if self.reduction is Reduction.MICRO:
+            counts = counts.sum(1, keepdim=True)
+        hits, predicted, targets = counts
+        false_positive, false_negative = self.errors.false_positive, self.errors.false_negative
+        weight = false_positive * predicted + false_negative * targets
+        scores = (false_positive + false_negative) * hits / weight.clamp(min=torch.finfo().tiny)
         if not self.counts_absent:
             scores = scores[predicted + targets > 0]
         return 100.0 * scores.mean().item() if len(scores) else 0.0
@@ -172,8 +164,6 @@ class ClassScoreMetric:
     targets.
 
     Args:
-        title: the first part of the metric's name.
-        errors: the weights of errors, which determine the score.
         threshold: the probability above which a class is predicted.
         top_k: the number of classes that are predicted.
         reduction: ``macro`` or ``micro``, see `Reduction`.
@@ -184,22 +174,25 @@ class ClassScoreMetric:
     unit = "%"
     better = Direction.HIGHEST
     measures = (ClassificationOutput, MultiLabelClassificationOutput)
+    title: str
+    """The first part of the name."""
+    errors: ErrorWeights
+    """The weights of errors, which determine the score."""
 
     def __init__(
-        self, title: str, errors: ErrorWeights, *, threshold: float | None, top_k: int | None, reduction: str
+        self, *, threshold: float | None = None, top_k: int | None = None, reduction: str = "macro"
     ) -> None:
-        self.errors = errors
         self.burn: Version | None = None
         """The version of Burn that the run follows, which sets it."""
-        self.rule = _build_rule(title, threshold, top_k)
-        self.reduction = parse_reduction(reduction, title)
+        self.rule = _build_rule(self.title, threshold, top_k)
+        self.reduction = parse_reduction(reduction, self.title)
         rule = "" if isinstance(self.rule, DefaultRule) else f" @ {self.rule}"
-        self.name = f"{title}{rule} [{self.reduction.capitalize()}]"
+        self.name = f"{self.title}{rule} [{self.reduction.capitalize()}]"
 
     def measure(self, output: AnyClassificationOutput) -> ClassCounts:
         """Return the counts of one batch. Raises `BuilderError` if the shapes do not match."""
         counts, weight = count_classes(output, self.rule, self.name)
-        counts_absent = self.burn == "0.22" and not self.errors.is_f_score
+        counts_absent = self.burn == "0.22" and 0.0 in vars(self.errors).values()  # no F score
         return ClassCounts(counts, weight, self.errors, self.reduction, counts_absent)
 
 
@@ -223,16 +216,6 @@ def count_classes(output: AnyClassificationOutput, rule: Rule, metric: str) -> t
 class _RateMetric(ClassScoreMetric):
     """A score without parameters other than a rule and a reduction."""
 
-    title: ClassVar[str]
-    error_weights: ClassVar[ErrorWeights]
-
-    def __init__(
-        self, *, threshold: float | None = None, top_k: int | None = None, reduction: str = "macro"
-    ) -> None:
-        super().__init__(
-            self.title, self.error_weights, threshold=threshold, top_k=top_k, reduction=reduction
-        )
-
     @classmethod
     def binary(cls, threshold: float = 0.5) -> Self:
         """Build the metric for a model with one logit."""
@@ -253,14 +236,14 @@ class PrecisionMetric(_RateMetric):
     """The fraction of predicted classes that are correct, in percent."""
 
     title = "Precision"
-    error_weights = ErrorWeights(1.0, 0.0)
+    errors = ErrorWeights(1.0, 0.0)
 
 
 class RecallMetric(_RateMetric):
     """The fraction of target classes that are predicted, in percent."""
 
     title = "Recall"
-    error_weights = ErrorWeights(0.0, 1.0)
+    errors = ErrorWeights(0.0, 1.0)
 
 
 class FBetaScoreMetric(ClassScoreMetric):
@@ -285,8 +268,8 @@ class FBetaScoreMetric(ClassScoreMetric):
     ) -> None:
         if not beta > 0:
             raise BuilderError(f"FBetaScore takes a beta above 0, not {number(beta)}")
-        title, errors = f"FBetaScore ({number(beta)})", ErrorWeights(1.0, beta * beta)
-        super().__init__(title, errors, threshold=threshold, top_k=top_k, reduction=reduction)
+        self.title, self.errors = f"FBetaScore ({number(beta)})", ErrorWeights(1.0, beta * beta)
+        super().__init__(threshold=threshold, top_k=top_k, reduction=reduction)
 
     @classmethod
     def binary(cls, beta: float = 1.0, threshold: float = 0.5) -> Self:

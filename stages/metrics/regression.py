@@ -1,5 +1,6 @@
 """The loss, and errors between predicted numbers and their targets."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,45 +101,40 @@ def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:
     return Mean.from_mean(value, weight)
 
 
-class MaeMetric:
+class _ErrorMetric:
+    """The mean of a function of the errors over all predicted numbers."""
+
+    name: str
+    unit = None
+    decimals = 4
+    better = Direction.LOWEST
+    measures = RegressionOutput
+    function: Callable[[Tensor], Tensor]
+
+    def measure(self, output: RegressionOutput) -> Mean:
+        """Return the error of one batch.
+
+        Raises `BuilderError` if predictions and targets differ in shape: torch would broadcast (B,) and
+        (B, 1) to (B, B) and average over every pair.
+        """
+        if output.output.shape != output.targets.shape:
+            raise BuilderError(
+                f"metric {self.name!r} compares numbers one by one, but the model's step returns predictions "
+                f"{tuple(output.output.shape)} for targets {tuple(output.targets.shape)}: reshape one of them"
+            )
+        errors = widen(output.output.detach()) - output.targets
+        return Mean.from_sum(self.function(errors).sum(), errors.numel())
+
+
+class MaeMetric(_ErrorMetric):
     """The mean absolute error over all predicted numbers."""
 
     name = "MAE"
-    unit = None
-    decimals = 4
-    better = Direction.LOWEST
-    measures = RegressionOutput
-
-    def measure(self, output: RegressionOutput) -> Mean:
-        """Return the error of one batch. Raises `BuilderError` if predictions and targets differ in shape."""
-        errors = _errors(output, self.name)
-        return Mean.from_sum(errors.abs().sum(), errors.numel())
+    function = staticmethod(torch.abs)
 
 
-class MseMetric:
+class MseMetric(_ErrorMetric):
     """The mean squared error over all predicted numbers."""
 
     name = "MSE"
-    unit = None
-    decimals = 4
-    better = Direction.LOWEST
-    measures = RegressionOutput
-
-    def measure(self, output: RegressionOutput) -> Mean:
-        """Return the error of one batch. Raises `BuilderError` if predictions and targets differ in shape."""
-        errors = _errors(output, self.name)
-        return Mean.from_sum(errors.square().sum(), errors.numel())
-
-
-def _errors(output: RegressionOutput, name: str) -> Tensor:
-    """Return predictions minus targets, in float32 or wider.
-
-    Raises `BuilderError` if their shapes differ: torch would broadcast (B,) and (B, 1) to (B, B) and average
-    over every pair.
-    """
-    if output.output.shape != output.targets.shape:
-        raise BuilderError(
-            f"metric {name!r} compares numbers one by one, but the model's step returns predictions "
-            f"{tuple(output.output.shape)} for targets {tuple(output.targets.shape)}: reshape one of them"
-        )
-    return widen(output.output.detach()) - output.targets
+    function = staticmethod(torch.square)

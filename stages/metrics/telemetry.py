@@ -95,6 +95,8 @@ class WaitShare:
     has_batch_value: ClassVar[bool] = False
     waited: float
     elapsed: float
+    count: ClassVar[int] = 1
+    """1: the time is measured as a whole."""
 
     def __add__(self, other: Self, /) -> Self:
         return type(self)(self.waited + other.waited, self.elapsed + other.elapsed)
@@ -103,11 +105,6 @@ class WaitShare:
     def value(self) -> float:
         """The share in percent; 0 if no time has elapsed."""
         return 100.0 * self.waited / self.elapsed if self.elapsed else 0.0
-
-    @property
-    def count(self) -> int:
-        """1: the time is measured as a whole."""
-        return 1
 
 
 class DataWaitMetric:
@@ -184,6 +181,8 @@ class Peak:
 
     has_batch_value: ClassVar[bool] = False
     nbytes: int
+    count: ClassVar[int] = 1
+    """1: the peak is measured as a whole."""
 
     def __add__(self, other: Self, /) -> Self:
         return type(self)(max(self.nbytes, other.nbytes))
@@ -192,11 +191,6 @@ class Peak:
     def value(self) -> float:
         """The number in units of 10⁹ bytes; NaN if it is unknown."""
         return self.nbytes / 1e9 if self.nbytes else float("nan")
-
-    @property
-    def count(self) -> int:
-        """1: the peak is measured as a whole."""
-        return 1
 
 
 class PeakMemoryMetric:

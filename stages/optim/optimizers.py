@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stages.contracts import plugins
 from stages.contracts.errors import PluginError
-from stages.contracts.plugins import call_class, check_class_arguments, read_signature
+from stages.contracts.plugins import call_class, check_arguments, read_signature
 from stages.optim import burn_optimizers
 from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate
 from stages.optim.config import BUILT_IN, Adam, AdamW, Muon, OptimizerConfig, OptimizerUse, Sgd
@@ -254,5 +254,5 @@ def default_rate(config: OptimizerUse) -> float:
 def _find(config: OptimizerUse) -> Any:
     maker = plugins.find("optimizer", config.kind, BUILT_IN)
     arguments: Mapping[str, Any] = config.arguments
-    check_class_arguments("optimizer", config.kind, maker, arguments, hidden=HIDDEN)
+    check_arguments("optimizer", config.kind, maker, arguments, hidden=HIDDEN)
     return maker

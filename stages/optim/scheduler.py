@@ -17,7 +17,7 @@ from stages.contracts import plugins
 from stages.contracts.burn import ScheduleState, Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
-from stages.contracts.plugins import call_class, check_class_arguments, read_signature
+from stages.contracts.plugins import call_class, check_arguments, read_signature
 from stages.optim.run_length import Per, RunLength, unit_of
 from stages.optim.schedules import (
     BUILT_IN,
@@ -513,7 +513,7 @@ def _drop_code(node: Any) -> Any:
 def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
     """Return the class named *kind*. Raises `PluginError` unless it exists and accepts *arguments*."""
     maker = plugins.find("schedule", kind, BUILT_IN)
-    check_class_arguments("schedule", kind, maker, arguments, hidden=HIDDEN)
+    check_arguments("schedule", kind, maker, arguments, hidden=HIDDEN)
     return maker
 
 

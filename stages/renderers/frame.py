@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.layout import Layout
@@ -62,15 +64,17 @@ def draw_status(scene: Scene) -> Text:
     mode = MODES[progress.split] if progress.epoch else "Starting"
     if progress.interrupter.should_stop():
         mode = "Stopping"
-    text = Text()
-    for label, value, end in (
-        ("Mode ", f"{mode:<12}", " "),
-        ("Epoch ", f"{progress.epoch}/{progress.epochs}", "\n"),
-        ("Iteration ", f"{f'{progress.batch}/{progress.batches or UNKNOWN}':<7}", " "),
-        ("Items ", f"{progress.items}", ""),
-    ):
-        text.append(label, style="dim").append(value).append(end)
-    return text
+    iteration = f"{progress.batch}/{progress.batches or UNKNOWN}"
+    return Text.assemble(
+        ("Mode ", "dim"),
+        f"{mode:<12} ",
+        ("Epoch ", "dim"),
+        f"{progress.epoch}/{progress.epochs}\n",
+        ("Iteration ", "dim"),
+        f"{iteration:<7} ",
+        ("Items ", "dim"),
+        f"{progress.items}",
+    )
 
 
 def draw_controls(scene: Scene) -> Text:
@@ -80,14 +84,14 @@ def draw_controls(scene: Scene) -> Text:
     view = VIEWS.index(scene.selection.view) + 1
     count = len(scene.metric_names)
     metric = scene.selection.metric % count + 1 if count else 0
-    text = Text()
-    for keys, effect in (
-        ("← →", f" metric {metric}/{count}  "),
-        ("↑ ↓", f" view {view}/{len(VIEWS)}\n"),
-        ("q", "   quit …"),
-    ):
-        text.append(keys, style="bold").append(effect)
-    return text
+    return Text.assemble(
+        ("← →", "bold"),
+        f" metric {metric}/{count}  ",
+        ("↑ ↓", "bold"),
+        f" view {view}/{len(VIEWS)}\n",
+        ("q", "bold"),
+        "   quit …",
+    )
 
 
 def draw_progress(scene: Scene, width: int) -> Text:
@@ -104,16 +108,6 @@ def draw_progress(scene: Scene, width: int) -> Text:
         full = int(share * room)
         lines.append(Text.assemble(f"{name:<6}", ("━" * full, style), ("─" * (room - full), "dim"), end))
     return Text("\n").join(lines)
-
-
-def draw_plot_title(scene: Scene) -> Text:
-    """Return the selected metric and view."""
-    return Text(f"{scene.metric} · {scene.selection.view}" if scene.metric else "Plot")
-
-
-def draw_legend() -> Text:
-    """Return the names of the splits in the colors of their curves."""
-    return Text("  ").join(Text(f"━━ {split}", style=SPLIT_STYLES[split]) for split in Split)
 
 
 def draw_quit_options() -> Text:
@@ -133,14 +127,14 @@ Size = tuple[int, int]
 """Columns and rows."""
 
 
+@dataclass(frozen=True)
 class SizedText:
     """A rich renderable whose text is a function of its width and height."""
 
-    def __init__(self, draw: Callable[[int, int], Text]) -> None:
-        self._draw = draw
+    draw: Callable[[int, int], Text]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = self._draw(options.max_width, options.height or 1)
+        text = self.draw(options.max_width, options.height or 1)
         text.no_wrap, text.overflow = True, "ellipsis"
         yield text
 
@@ -167,10 +161,9 @@ class FrameBuilder:
 
     def _build_quit_dialog(self, size: Size) -> list[list[Segment]]:
         width, height = min(QUIT_DIALOG_SIZE[0], size[0]), min(QUIT_DIALOG_SIZE[1], size[1])
-        pane = _build_pane(Text("Quit?"), lambda *_: draw_quit_options(), "bold red")
-        lines = SizedText(lambda *_: draw_quit_options())
+        pane = _build_pane("Quit?", lambda *_: draw_quit_options(), "bold red")
         options = self._console.options.update_dimensions(width, height)
-        return self._console.render_lines(lines if height < QUIT_DIALOG_SIZE[1] else pane, options)
+        return self._console.render_lines(pane.renderable if height < QUIT_DIALOG_SIZE[1] else pane, options)
 
 
 def compute_plot_size(size: Size) -> Size | None:
@@ -190,29 +183,31 @@ def _compute_metrics_width(width: int) -> int:
 
 
 def _build_layout(scene: Scene, size: Size) -> Layout:
-    metrics = _build_pane(Text("Metrics"), lambda width, height: draw_metrics(scene, width, height))
-    status = _build_pane(Text("Status"), lambda *_: draw_status(scene))
-    bars = _build_pane(Text("Progress"), lambda width, _: draw_progress(scene, width))
+    metrics = _build_pane("Metrics", partial(draw_metrics, scene))
+    status = _build_pane("Status", lambda *_: draw_status(scene))
+    bars = _build_pane("Progress", lambda width, _: draw_progress(scene, width))
     progress = Layout(bars, size=SMALL_PANE_ROWS)
     frame = Layout()
     if _fits(MIN_PLOT_SIZE, size):
         upper, lower = Layout(), Layout(size=SMALL_PANE_ROWS)
         metrics_width = _compute_metrics_width(size[0])
-        plot = _build_pane(draw_plot_title(scene), lambda *_: scene.chart)
-        plot.subtitle, plot.subtitle_align = draw_legend(), "right"
+        title = f"{scene.metric} · {scene.selection.view}" if scene.metric else "Plot"
+        plot = _build_pane(title, lambda *_: scene.chart)
+        legend = (Text(f"━━ {split}", style=SPLIT_STYLES[split]) for split in Split)
+        plot.subtitle, plot.subtitle_align = Text("  ").join(legend), "right"
         upper.split_row(Layout(metrics, size=metrics_width), Layout(plot))
-        controls = _build_pane(Text("Controls"), lambda *_: draw_controls(scene))
+        controls = _build_pane("Controls", lambda *_: draw_controls(scene))
         lower.split_row(Layout(status, size=metrics_width), Layout(controls))
         frame.split_column(upper, lower, progress)
     elif _fits(MIN_PANES_SIZE, size):
         frame.split_column(Layout(metrics), Layout(status, size=SMALL_PANE_ROWS), progress)
     else:
-        frame.update(SizedText(lambda width, height: _draw_lines(scene, width, height)))
+        frame.update(SizedText(partial(_draw_lines, scene)))
     return frame
 
 
-def _build_pane(title: Text, draw: Callable[[int, int], Text], style: str = "dim") -> Panel:
-    return Panel(SizedText(draw), title=title, title_align="left", border_style=style)
+def _build_pane(title: str, draw: Callable[[int, int], Text], style: str = "dim") -> Panel:
+    return Panel(SizedText(draw), title=Text(title), title_align="left", border_style=style)
 
 
 def _draw_lines(scene: Scene, width: int, height: int) -> Text:

@@ -36,7 +36,7 @@ from stages.runs.file_names import (
     stem_of,
     trainer_name,
 )
-from stages.runs.manifest import LogLedger, Manifest
+from stages.runs.manifest import LogLedger
 from stages.system.files import UNREADABLE, damage, describe, open_atomic, sync_directory
 
 _trainer_recorder = NamedMpkGzFileRecorder(
@@ -60,12 +60,12 @@ class Checkpoint:
     """The state of the loop, and all state that Burn's records do not restore bit for bit."""
 
 
+@dataclass(eq=False)
 class FileCheckpointer:
     """The checkpoints in one directory, written in the format of *recorder*."""
 
-    def __init__(self, directory: Path, recorder: Recorder) -> None:
-        self.directory = directory
-        self.recorder = recorder
+    directory: Path
+    recorder: Recorder
 
     def list_saved(self) -> list[int]:
         """Return the epochs that have a checkpoint, in ascending order."""
@@ -117,9 +117,8 @@ class FileCheckpointer:
             )
         try:
             trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
-            listed = {part: _file_of(part, trainer["files"]) for part in parts}
-            self._verify(dict(listed.values()))
-            items = {part: self._load(name, written) for part, (name, written) in listed.items()}
+            names = {parsed.part: name for name in trainer["files"] if (parsed := parse_name(name))}
+            items = {part: self._load(names[part], trainer["files"][names[part]]) for part in parts}
         except (RecordError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
         return Checkpoint(**{"model": {}, **items}, trainer=trainer)
@@ -157,16 +156,13 @@ class FileCheckpointer:
         sync_directory(self.directory)
 
     def _load(self, name: str, written: Mapping[str, Any]) -> Tree:
-        """Read a verified file with the recorder, or in the format of its suffix if that differs."""
+        """Verify a file, and read it with the recorder, or in the format of its suffix if that differs."""
+        path = self.directory / Path(name).name
+        if problem := damage(path, written):
+            raise RecordError(f"{path} {problem}")
         example = from_plain(written["example"], name) if written.get("example") else ()
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
-        return read(self.directory / name, example, limit=limit_after_verification(written["size"]))
-
-    def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
-        for name, written in files.items():
-            path = self.directory / Path(name).name
-            if problem := damage(path, written):
-                raise RecordError(f"{path} {problem}")
+        return read(path, example, limit=limit_after_verification(written["size"]))
 
 
 class CheckpointStorage(Protocol):
@@ -217,12 +213,6 @@ class StoredCheckpointer(FileCheckpointer):
         for name in sorted(self._storage.names(), reverse=True):
             if (file := parse_name(name)) and file.epoch == epoch:
                 self._storage.remove(name)
-
-
-def _file_of(part: str, files: Manifest) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of the file of *part* in *files*, and its entry there."""
-    [listed] = [item for item in files.items() if (parsed := parse_name(item[0])) and parsed.part == part]
-    return listed
 
 
 def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:

@@ -4,9 +4,10 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from stages.contracts.printing import print_line, print_text
+from stages.contracts.printing import print_line
 from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
@@ -24,17 +25,15 @@ _LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Continuation:
-    """Prepares a run store for training, and returns it to an intact epoch if its files are damaged.
+    """Prepares a run store for training, and returns it to an intact epoch if its files are damaged."""
 
-    *initial* is the directory of the initial learner: the records of epoch 0, or of the epoch at which
-    another run is resumed. *marker* is the name of the file there that is written last.
-    """
-
-    def __init__(self, store: RunStore, initial: Path, marker: str) -> None:
-        self._store = store
-        self._initial = initial
-        self._marker = marker
+    store: RunStore
+    initial: Path
+    """The directory of the initial learner: the records of epoch 0, or of that at which a run is resumed."""
+    marker: str
+    """The name of the file there that is written last."""
 
     def prepare(self, num_epochs: int, recorded: str | None, devices: Sequence[str] = ()) -> None:
         """Choose the state to continue: a finished run, its newest checkpoint, or the initial learner.
@@ -47,7 +46,7 @@ class Continuation:
 
         A finished run of other *devices* than these is published too, and a line reports it.
         """
-        store = self._store
+        store = self.store
         done = store.finished
         if done and done["num_epochs"] < num_epochs:
             if problems := find_damage(store.path, store.manifest):
@@ -55,14 +54,18 @@ class Continuation:
             store.reopen()
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
             print_line(f"run {store.key} is already finished: publishing its results")
-            print_text(_describe_devices(store, done["devices"], devices), end="")
+            if list(done["devices"]) != list(devices):
+                print_line(
+                    f"it was trained on {', '.join(done['devices'])}: a training on {', '.join(devices)} "
+                    f"would differ in the last digits. To train again, remove {store.path}"
+                )
             return
         elif done or min(self._list_saved(), default=0) > num_epochs:
             store.restart()
         else:
             self._check_logs()
-        if self._list_saved() and (store.path / self._marker).exists():
-            copy_file(self._initial / self._marker, store.path / self._marker)
+        if self._list_saved() and (store.path / self.marker).exists():
+            copy_file(self.initial / self.marker, store.path / self.marker)
         else:
             self._start_over()
 
@@ -71,13 +74,13 @@ class Continuation:
 
         *problems* has what is wrong with each damaged file, by its path below the store.
         """
-        store = self._store
+        store = self.store
         store.check_exists()
         for name, problem in sorted(problems.items()):
             log.warning("%s %s", store.path / name, problem)
         first = first_epoch(problems)
         before = [epoch for epoch in self._list_saved() if first is None or epoch < first]
-        if before and (store.path / self._marker).exists():
+        if before and (store.path / self.marker).exists():
             remove_epochs_after(store.path, before[-1])
             store.reopen()
         else:
@@ -87,35 +90,23 @@ class Continuation:
 
     def _check_logs(self) -> None:
         """Repair an unfinished run if logs of its finished epochs are damaged."""
-        store = self._store
-        if store.discard_corrupt_finish():
-            log.warning("removed the corrupt finished.json of %s: it is written again", store.path)
-        if problems := find_damage(
-            store.path, LogLedger(store.path).read(max(self._list_saved(), default=0))
-        ):
+        path = self.store.path
+        if self.store.discard_corrupt_finish():
+            log.warning("removed the corrupt finished.json of %s: it is written again", path)
+        if problems := find_damage(path, LogLedger(path).read(max(self._list_saved(), default=0))):
             self.repair(problems)
 
     def _start_over(self) -> None:
         """Empty the store and copy the initial learner to it, its marker last."""
-        self._store.restart()
-        files = [path for path in sorted(self._initial.rglob("*")) if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == self._marker):
-            copy_file(path, self._store.path / path.relative_to(self._initial))
+        self.store.restart()
+        files = sorted(files_below(self.initial), key=lambda path: (path.name == self.marker, path))
+        for path in files:
+            copy_file(path, self.store.path / path.relative_to(self.initial))
         for epoch in range(1, max(self._list_saved(), default=0) + 1):
-            LogLedger(self._store.path).add(epoch)
+            LogLedger(self.store.path).add(epoch)
 
     def _list_saved(self) -> list[int]:
-        return list_epochs(self._store.path / CHECKPOINT_FOLDER)
-
-
-def _describe_devices(store: RunStore, trained: Sequence[str], wanted: Sequence[str]) -> str:
-    """Return a line if the run in *store* was *trained* on other devices than those that are *wanted* now."""
-    if list(trained) == list(wanted):
-        return ""
-    return (
-        f"it was trained on {', '.join(trained)}: a training on {', '.join(wanted)} would differ in the last "
-        f"digits. To train again, remove {store.path}\n"
-    )
+        return list_epochs(self.store.path / CHECKPOINT_FOLDER)
 
 
 def first_epoch(names: Iterable[str]) -> int | None:

@@ -75,18 +75,19 @@ def epochs_in(names: Iterable[str]) -> list[int]:
 
 def list_epochs(directory: Path) -> list[int]:
     """Return the epochs, in ascending order, that have a checkpoint in *directory*; none if it is missing."""
+    return epochs_in(_list_names(directory))
+
+
+def _list_names(directory: Path) -> set[str]:
     try:
-        return epochs_in(path.name for path in directory.iterdir())
+        return {path.name for path in directory.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return set()
 
 
 def list_unmarked_epochs(directory: Path) -> list[int]:
     """Return the epochs, in ascending order, that have a model but no file of this project alone."""
-    try:
-        names = {path.name for path in directory.iterdir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names = _list_names(directory)
     epochs = {parsed.epoch for parsed in map(parse_name, names) if parsed and parsed.part == BURN_PARTS[0]}
     return sorted(epoch for epoch in epochs if names.isdisjoint({trainer_name(epoch), marker_name(epoch)}))
 

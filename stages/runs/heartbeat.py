@@ -32,14 +32,6 @@ class Beat:
     time: datetime
 
 
-def _skip_check() -> None:
-    """Do nothing."""
-
-
-def _ignore_epoch(epoch: int) -> None:
-    """Do nothing with *epoch*."""
-
-
 class HeartbeatRenderer(NoRenderer):
     """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and every *interval_seconds*.
 
@@ -53,8 +45,8 @@ class HeartbeatRenderer(NoRenderer):
         store_path: Path,
         interval_seconds: float = 2.0,
         *,
-        check: Callable[[], None] = _skip_check,
-        epoch_ended: Callable[[int], None] = _ignore_epoch,
+        check: Callable[[], None] = lambda: None,
+        epoch_ended: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._path = store_path / HEARTBEAT_FILE
         self._interval = interval_seconds
@@ -65,9 +57,8 @@ class HeartbeatRenderer(NoRenderer):
 
     def start(self, progress: Progress) -> None:
         """Write the first heartbeat."""
-        self._progress = progress
-        self._check()
-        self._beat(progress)
+        self._progress, self._due = progress, 0.0
+        self.step(progress)
 
     def step(self, progress: Progress) -> None:
         """Write a heartbeat if the interval has passed."""
@@ -108,13 +99,10 @@ def heartbeat_of(store: RunStore) -> HeartbeatRenderer:
 
 def read_beat(store_path: Path) -> Beat | None:
     """Return the last heartbeat in the store *store_path*, or None."""
-    content = read_json(store_path / HEARTBEAT_FILE)
-    if content is None:
-        return None
-    try:
+    with suppress(KeyError, TypeError, ValueError):
+        content = read_json(store_path / HEARTBEAT_FILE) or {}
         owner = ProcessIdentity(*(content[name] for name in ("pid", "host", "boot", "started")))
         numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps")}
         when = datetime.fromisoformat(content["time"])
         return Beat(owner, split=str(content["split"]), time=when, **numbers)
-    except (KeyError, TypeError, ValueError):
-        return None
+    return None

@@ -24,7 +24,6 @@
       dvc.lock …            the files of the pipeline below
 """
 
-import os
 import secrets
 from itertools import chain, count
 from pathlib import Path
@@ -96,15 +95,7 @@ def locks(root: Path) -> list[Path]:
 
 def list_named_locks(root: Path) -> list[Path]:
     """Return the lock files below *root* that name a process: it works in the store, or was killed there."""
-    with os.scandir(root) as entries:  # a lock that was released is empty
-        entries_with_holder = [
-            entry for entry in entries if entry.name.endswith(LOCK_SUFFIX) and entry.stat().st_size
-        ]
-    return [
-        Path(entry.path)
-        for entry in entries_with_holder
-        if KEY.fullmatch(entry.name.removesuffix(LOCK_SUFFIX))
-    ]
+    return [path for path in locks(root) if path.stat().st_size]  # a lock that was released is empty
 
 
 def new_trash_path(store_path: Path) -> Path:

@@ -163,18 +163,11 @@ def record_duration(store_path: Path) -> None:
     No error is raised if it cannot be written, for example on a full disk: only `learner compare` reads it.
     """
     with suppress(OSError):
-        metrics, seconds = md5(store_path / "metrics.json"), working_seconds_of(store_path)
+        log = (store_path / "experiment.log").read_text(encoding="utf-8", errors="replace")
+        metrics, seconds = md5(store_path / "metrics.json"), working_seconds(log.splitlines())
         if metrics and seconds is not None:
             path = store_path.parent / DURATIONS_FOLDER / f"{metrics}-{store_path.name}.json"
             write_text(path, to_json({"seconds": seconds}) + "\n")
-
-
-def working_seconds_of(store_path: Path) -> float | None:
-    """Return the duration of the run in *store_path* in seconds; None if its log has no times."""
-    path = store_path / "experiment.log"
-    if not path.exists():
-        return None
-    return working_seconds(path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 def working_seconds(lines: Iterable[str]) -> float | None:

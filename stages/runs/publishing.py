@@ -12,8 +12,8 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,24 +42,21 @@ def publish(targets: Mapping[Path, Path], expected: Manifest | None = None) -> d
     is wrong with each file that is missing or damaged; if there is one, no target is changed. If the process
     is killed, call it again.
     """
-    for target in targets.values():
-        remove_stale_parts(target)
-    parts = {target: new_part(target) for target in targets.values()}
-    try:
+    parts: dict[Path, Path] = {}
+    with ExitStack() as stack:
+        for target in targets.values():
+            remove_stale_parts(target)
+            parts[target] = new_part(target)
+            stack.callback(remove, parts[target])  # after an error, previous outputs may need its space
         copied = _copy_all(targets, parts, expected or {})
         wrong = {name: difference(copied.get(name), written) for name, written in (expected or {}).items()}
-        damaged = {name: problem for name, problem in wrong.items() if problem}
-    except OSError:
-        _remove_all(parts.values())  # the restored previous outputs may need their space
-        raise
-    if damaged:
-        _remove_all(parts.values())
-        return damaged
-    for target, part in parts.items():
-        if part.is_dir() or not part.exists():
-            remove(target)
-        if part.exists():
-            part.replace(target)
+        if damaged := {name: problem for name, problem in wrong.items() if problem}:
+            return damaged
+        for target, part in parts.items():
+            if part.is_dir() or not part.exists():
+                remove(target)
+            if part.exists():
+                part.replace(target)
     for folder in {target.parent for target in parts}:
         sync_directory(folder)
     return {}
@@ -96,12 +93,10 @@ def _copy_all(
 
         def copy_file(file: str | Path, copy: str | Path, target: Path = target, part: Path = part) -> None:
             # a link to the target itself would stay beside it, because a rename to the same file does nothing
-            is_in_folder = copy != part
+            earlier = None if copy == part else target / Path(copy).relative_to(part)
             if str(file) in expected:
                 copied[str(file)] = _copy_file(Path(file), Path(copy))
-            elif not (
-                is_in_folder and _keep_copy(Path(file), target / Path(copy).relative_to(part), Path(copy))
-            ):
+            elif earlier is None or not _keep_copy(Path(file), earlier, Path(copy)):
                 _copy_file(Path(file), Path(copy))
                 shutil.copystat(file, copy)
 
@@ -153,8 +148,3 @@ def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
         digest.update(chunk)
         size += copy.write(chunk)
     return {"size": size, "sha256": digest.hexdigest()}
-
-
-def _remove_all(paths: Iterable[Path]) -> None:
-    for path in paths:
-        remove(path)

@@ -106,8 +106,7 @@ class Keep(Config):
 
     def rule(self) -> AnyOf:
         """Return the rule that keeps these checkpoints."""
-        best = (KeepBest(config.metric, config.split, config.direction) for config in self.best)
-        return AnyOf((KeepLast(self.last), *best))
+        return AnyOf((KeepLast(self.last), *(KeepBest(**dict(config)) for config in self.best)))
 
 
 def default_retention() -> Retention:

@@ -7,9 +7,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from stages.contracts.deliveries import is_delivered
 from stages.contracts.errors import RunInUseError, StageError
@@ -29,42 +29,28 @@ from stages.runs.layout import (
     trash,
 )
 from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
-from stages.system.file_lock import hold_lock
+from stages.system.file_lock import hold_lock, is_at
 from stages.system.files import read_regular, sync_directory, write_text
-
-
-class DirectoryHandle:
-    """An open directory, which detects that the directory at its path was replaced."""
-
-    def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
-
-    def reopen(self, path: Path) -> None:
-        """Open the directory *path* instead."""
-        before, self._handle = self._handle, os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        os.close(before)
-
-    def is_at(self, path: Path) -> bool:
-        """Return whether *path* is this directory."""
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._handle), path.stat())
-        return False
 
 
 class RunStore:
     """A store that this process holds the lock of; `open_store` creates it."""
 
-    def __init__(self, path: Path, entries: dict[str, Any], handle: "DirectoryHandle") -> None:
-        self._handle = handle
+    def __init__(self, path: Path, entries: dict[str, Any]) -> None:
         self.path = path
         """The directory to work in."""
         self.entries = entries
+        self._handle = self._make()
+        """The open directory, by which a removal is detected."""
+
+    def _make(self) -> int:
+        """Create the directory if it is missing, check that it is that of this run, and open it."""
+        _make(self.path, self.entries)
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self._handle)
 
     @property
     def key(self) -> str:
@@ -96,7 +82,7 @@ class RunStore:
 
     def check_exists(self) -> None:
         """Raise `StageError` if the directory that was opened was removed or renamed."""
-        if not self._handle.is_at(self.path):
+        if not is_at(self._handle, self.path):
             raise StageError(
                 f"{self.path} was removed or replaced while the run worked in it. Nothing was recorded. "
                 "Run the same command again: it trains from the start"
@@ -130,8 +116,8 @@ class RunStore:
         """
         with _explain_errors(self.path):
             _delete(move_to_trash(self.path))
-            _make(self.path, self.entries)
-            self._handle.reopen(self.path)
+            before, self._handle = self._handle, self._make()
+            os.close(before)
 
 
 @contextmanager
@@ -146,9 +132,7 @@ def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
         with _explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(hold_lock(lock_of(path)))
-            _make(path, plain(entries))
-            handle = stack.enter_context(DirectoryHandle(path))
-            store = RunStore(path, plain(entries), handle)
+            store = stack.enter_context(closing(RunStore(path, plain(entries))))
         yield store
 
 
@@ -233,17 +217,13 @@ def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]
     use stay. If the process is killed, or the disk fails, the next call removes the rest.
     """
     with suppress(OSError):
-        return _prune(root, keep, current)
+        times = {path: _finish_time(path) for path in stores(root)}
+        newest = sorted(
+            (path for path, time in times.items() if time),
+            key=lambda path: (path.name != current, -times[path], path),
+        )
+        return _remove_stores(root, newest[keep:], finished=True)
     return []
-
-
-def _prune(root: Path, keep: int, current: str | None) -> list[str]:
-    finished = {path: _finish_time(path) for path in stores(root)}
-    newest = sorted(
-        (path for path, time in finished.items() if time),
-        key=lambda path: (path.name != current, -finished[path], path),
-    )
-    return _remove_stores(root, newest[keep:], finished=True)
 
 
 def prune_unfinished(root: Path) -> list[str]:
@@ -255,15 +235,12 @@ def _remove_stores(root: Path, candidates: Iterable[Path], *, finished: bool) ->
     """Remove the *candidates* that no process works in, unless their state has changed; return their keys."""
     removed = []
     for path in candidates:
-        try:
-            with hold_lock(lock_of(path)):
-                if path.is_dir() and bool(_finish_time(path)) == finished:
-                    move_to_trash(path)
-                    shutil.rmtree(ranks_of(path), ignore_errors=True)
-                    lock_of(path).unlink()
-                    removed.append(path.name)
-        except RunInUseError:
-            continue
+        with suppress(RunInUseError), hold_lock(lock_of(path)):
+            if path.is_dir() and bool(_finish_time(path)) == finished:
+                move_to_trash(path)
+                shutil.rmtree(ranks_of(path), ignore_errors=True)
+                lock_of(path).unlink()
+                removed.append(path.name)
     _empty_trash(root)
     return removed
 
@@ -294,12 +271,9 @@ def _empty_trash(root: Path) -> None:
         store = lock.with_suffix("")
         if store.exists():
             continue
-        try:
-            with hold_lock(lock):
-                if not store.exists():
-                    lock.unlink(missing_ok=True)
-        except RunInUseError:
-            continue
+        with suppress(RunInUseError), hold_lock(lock):
+            if not store.exists():
+                lock.unlink(missing_ok=True)
 
 
 def _finish_time(path: Path) -> int:

@@ -45,6 +45,8 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
 
     *limit* is the largest number of bytes of content, if more than by default.
     """
+    if _is_trainer(path):
+        limit = max(limit or 0, TRAINER_LIMIT)
     try:
         form = find_format(path)
         if not form.has_names:
@@ -97,7 +99,7 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
         RecordError: If *path* does not exist, or if the directory has no record.
     """
     if path.is_file():
-        yield _verify_file(path, limit)
+        yield verify_file(path, limit=limit)
         return
     if not path.is_dir():
         raise RecordError(f"{path} does not exist. Correct the path")
@@ -108,7 +110,7 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
     problems: dict[Path, str | None] = {}
     manifests = dict(_manifests(records))
     for one in records:
-        verdict = _verify_file(one, limit)
+        verdict = verify_file(one, limit=limit)
         if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
             verdict = verify_file(one, limit=max(limit or 0, limit_after_verification(one.stat().st_size)))
         problems[one] = verdict.problem
@@ -134,10 +136,6 @@ def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | N
         if problem := problems.get(path) or _problem(path, written):
             return Verdict(name, problem, epoch=epoch)
     return Verdict(name, None, f"{len(files) + 1} files", epoch)
-
-
-def _verify_file(path: Path, limit: int | None) -> Verdict:
-    return verify_file(path, limit=max(limit or 0, TRAINER_LIMIT) if _is_trainer(path) else limit)
 
 
 def _is_trainer(path: Path) -> bool:

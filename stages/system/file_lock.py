@@ -78,7 +78,7 @@ def _is_plain(handle: int) -> bool:
 def is_at(handle: int, path: Path) -> bool:
     """Return whether *path* is the file opened as *handle*, which another process may have removed."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.lstat())
+        return os.path.samestat(os.fstat(handle), path.stat())
     return False
 
 
@@ -127,15 +127,15 @@ def is_locked(path: Path) -> bool:
 
 def lock_holder(path: Path) -> "ProcessIdentity | None":
     """Return the process that holds the lock file *path*, or was killed while it did; None if released."""
-    path = _resolve(path)
+    path, processes = _resolve(path), _import_processes()
     holder: ProcessIdentity | None = None
     with _locks.guard:
         if path in _locks.handles:
-            holder = _import_processes().ProcessIdentity.of_this_process()
+            holder = processes.ProcessIdentity.of_this_process()
         else:
             with suppress(IsADirectoryError), open_to_read(path) as handle:
                 if handle is not None:
-                    holder = _import_processes().from_json(os.pread(handle, _MAX_HOLDER_BYTES, 0))
+                    holder = processes.from_json(os.pread(handle, _MAX_HOLDER_BYTES, 0))
     return holder
 
 
@@ -169,11 +169,10 @@ def _acquire(path: Path) -> None:
             _locks.watches_forks = True
         if path in _locks.handles:
             raise _in_use(path)
-        for attempt in range(_MAX_TRIES):
-            if attempt:
-                time.sleep(_PAUSE_SECONDS)
+        for _ in range(_MAX_TRIES):
             if _try_to_acquire(path):
                 return
+            time.sleep(_PAUSE_SECONDS)
     raise _in_use(path)
 
 
@@ -223,10 +222,10 @@ def _not_a_lock(path: Path) -> StageError:
 
 def _in_use(path: Path) -> RunInUseError:
     holder = lock_holder(path)
-    ended = (
-        " (which has ended: a process that it started still runs)" if holder and holder.has_ended() else ""
-    )
+    owner = str(holder or "another process")
+    if holder and holder.has_ended():
+        owner += " (which has ended: a process that it started still runs)"
     return RunInUseError(
-        f"the run store {path.with_suffix('')} is in use by {holder or 'another process'}{ended}. "
-        "Wait for it or stop it; this run changed nothing"
+        f"the run store {path.with_suffix('')} is in use by {owner}. Wait for it or stop it; this run "
+        "changed nothing"
     )

@@ -70,25 +70,17 @@ class Patch:
         """
         try:
             member = self.find()
+            signature = None if self.signature is None else _plain_signature(member)
         except (ImportError, AttributeError):
-            return f"{self._title} does not exist. {self._advice}"
-        if self.signature is None:
-            return None
-        try:
-            signature = _plain_signature(member)
+            mismatch = "does not exist"
         except (TypeError, ValueError):
-            return f"{self._title} is not a function with the signature {self.signature}. {self._advice}"
-        if signature != self.signature:
-            return f"{self._title} has the signature {signature}, not {self.signature}. {self._advice}"
-        return None
-
-    @property
-    def _title(self) -> str:
-        return f"{self.package} {_find_version(self.package)}: {self.name.replace(':', '.')}"
-
-    @property
-    def _advice(self) -> str:
-        return f"Install {self.package} {self.supported}"
+            mismatch = f"is not a function with the signature {self.signature}"
+        else:
+            mismatch = f"has the signature {signature}, not {self.signature}"
+            if signature == self.signature:
+                return None
+        title = f"{self.package} {_find_version(self.package)}: {self.name.replace(':', '.')}"
+        return f"{title} {mismatch}. Install {self.package} {self.supported}"
 
 
 def find_problems(patches: Iterable[Patch]) -> list[str]:

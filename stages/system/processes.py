@@ -46,9 +46,10 @@ class ProcessIdentity:
         return cls.of(os.getpid())
 
     @classmethod
+    @functools.lru_cache(maxsize=4)
     def of(cls, pid: int) -> "ProcessIdentity":
         """Return the identity of process *pid* of this host."""
-        return _identity(pid)
+        return cls(pid, socket.gethostname(), _boot_id(), _start_ticks(pid))
 
     def has_ended(self) -> bool:
         """Return whether the process is certain to have ended; false for a process of another host."""
@@ -102,9 +103,8 @@ def is_alive(pid: int) -> bool:
 def ancestors() -> list[int]:
     """Return the parent of this process, its parent, and so on up to the first process."""
     pids = [os.getppid()]
-    with suppress(psutil.Error):
-        while pids[-1] > 1:
-            pids.append(psutil.Process(pids[-1]).ppid())
+    while pids[-1] > 1 and (parent := parent_of(pids[-1])) is not None:
+        pids.append(parent)
     return pids
 
 
@@ -146,11 +146,6 @@ def pids_below(folder: Path) -> Iterator[int]:
         with suppress(psutil.Error, OSError):
             if Path(process.cwd()).is_relative_to(real):
                 yield process.pid
-
-
-@functools.lru_cache(maxsize=4)
-def _identity(pid: int) -> ProcessIdentity:
-    return ProcessIdentity(pid, socket.gethostname(), _boot_id(), _start_ticks(pid))
 
 
 def _boot_id() -> str:

@@ -51,5 +51,7 @@ def test_invalid_arguments_are_listed_with_the_valid_ones():
         return width * depth
 
     assert plugins.build("model", "wide", maker, {"width": 2, "depth": 3}) == 6
-    with pytest.raises(PluginError, match=r"(?s)unexpected keyword argument 'widht'.*\(width, \*, depth=1\)"):
+    with pytest.raises(
+        PluginError, match=r"(?s)unknown argument 'widht'. Did you mean 'width'\?.*accepted: width, depth=1"
+    ):
         plugins.build("model", "wide", maker, {"width": 2, "widht": 3})

@@ -322,7 +322,7 @@ def test_hooks_are_in_the_key_of_a_run_if_there_are_any():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        ({"kind": "unfreeze"}, "hook 'unfreeze' cannot be built: missing a required argument: 'match'"),
+        ({"kind": "unfreeze"}, "hook 'unfreeze' cannot be built: the argument 'match' is missing"),
         (
             {"kind": "unfreeze", "match": "a", "epoch": 1},
             "Unfreeze: epoch must be an integer from 2; found 1",

@@ -184,7 +184,7 @@ def test_process_of_a_tracker_ends_when_the_run_is_killed(recording, tmp_path):
     [
         ({"wait_seconds": 0}, "wait_seconds must be above 0; found 0"),
         ({"interval_seconds": "soon"}, "interval_seconds must be above 0; found 'soon'"),
-        ({"project": "x"}, "unexpected keyword argument 'project'"),
+        ({"project": "x"}, "unknown argument 'project'"),
     ],
 )
 def test_wrong_argument_of_a_tracker_is_refused_before_the_run(arguments, message, tmp_path):

@@ -54,7 +54,7 @@ def test_torchmetrics_metric_is_built_by_import_path():
     [
         ({"kind": "builtins:object"}, PluginError, "no name, no unit, no measure"),
         ({"kind": "acuracy"}, PluginError, "Did you mean 'accuracy'?"),
-        ({"kind": "top_k"}, PluginError, "missing a required argument: 'k'"),
+        ({"kind": "top_k"}, PluginError, "the argument 'k' is missing"),
         ({"kind": "top_k", "k": 0}, BuilderError, "a k of 1 or more, not 0"),
         ({"kind": "recall", "top_k": 0}, BuilderError, "a top_k of 1 or more, not 0"),
         ({"kind": "recall", "top_k": 1, "threshold": 0.5}, BuilderError, "not both"),

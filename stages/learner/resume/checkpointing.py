@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -93,11 +93,6 @@ class CheckpointManager:
         self._saved_at = self._tried_at = clock()
         self._steps_since_try = 0
 
-    @property
-    def saves_within_epochs(self) -> bool:
-        """True if checkpoints are written within an epoch also when the run is not interrupted."""
-        return self._interval.saves_within_epochs
-
     def is_due(self, *, can_save_next: bool = True) -> bool:
         """Return whether to save after this step; call it once after each step.
 
@@ -173,8 +168,16 @@ class CheckpointManager:
         self._saved_at = save.started_at
         if save.checkpointer is self.steps:
             self._failed_before_step = set(self._failed)
-        else:
-            self._finish_epoch(save)
+            return
+        self._on_epoch_saved(save.number)
+        self._failed.discard(save.number)
+        if save.kept is None:
+            return
+        self._failed &= save.kept  # the result may no longer need an earlier one that failed
+        for checkpointer, number in save.replaced:
+            if checkpointer is self.epochs:
+                log.info("Removing checkpoint %d", number)
+        self._remove_partial_files()
 
     @contextmanager
     def complete_saves(self) -> Iterator[None]:
@@ -228,17 +231,6 @@ class CheckpointManager:
         self._steps_since_try = 0
         self._writer.start(save.run, checkpoint)
         self._save = save
-
-    def _finish_epoch(self, save: _Save) -> None:
-        self._on_epoch_saved(save.number)
-        self._failed.discard(save.number)
-        if save.kept is None:
-            return
-        self._failed &= save.kept  # the result may no longer need an earlier one that failed
-        for checkpointer, number in save.replaced:
-            if checkpointer is self.epochs:
-                log.info("Removing checkpoint %d", number)
-        self._remove_partial_files()
 
     def _remove_partial_files(self) -> None:
         self.epochs.remove_partial_files()
@@ -336,12 +328,8 @@ def _read_steps(
             log.warning("Passing over a checkpoint within an epoch: %s", error)
             broken.append(str(error))
         else:
-            readable.append(Candidate(position.sort_key, f"a step {position}", partial(_return, checkpoint)))
+            readable.append(Candidate(position.sort_key, f"a step {position}", partial(replace, checkpoint)))
     return readable, broken
-
-
-def _return(checkpoint: Checkpoint) -> Checkpoint:
-    return checkpoint
 
 
 def _check_identity(checkpoint: Checkpoint, identity: str | None, name: str) -> None:
@@ -389,10 +377,8 @@ class GatheringWriter:
 class FollowingCheckpoints:
     """The checkpoints of a rank other than rank 0, which only gathers what rank 0 writes."""
 
-    def __init__(self, group: RankGroup, interval: CheckpointInterval) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self.saves_within_epochs = interval.saves_within_epochs
-        """True if checkpoints are written within an epoch also when the run is not interrupted."""
 
     def is_due(self, *, can_save_next: bool = True) -> bool:  # noqa: ARG002  rank 0 decides
         """Return False: rank 0 asks for a save."""

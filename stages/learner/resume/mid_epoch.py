@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import torch
-
 from stages.contracts.errors import CheckpointError
 from stages.contracts.events import Interrupter, Progress
 from stages.contracts.history import Split
@@ -55,7 +53,7 @@ class MidEpochCheckpointer:
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
         self._can_save = components.options.recorder is not None
-        saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
+        saves = components.options.interval.saves_within_epochs and components.checkpoints is not None
         self._unchecked = set(Split) if saves else set()
         self._is_state_checked = components.checkpoints is None
 
@@ -77,7 +75,8 @@ class MidEpochCheckpointer:
         if saved is not None:
             if (compiled := self._state.compiled_shapes) is not None:
                 compiled.first = dict(saved.get("shapes", {}))
-            _warn_of_devices(saved["now"], devices)
+            if mismatch := describe_device_mismatch(saved["now"]["devices"], device_names(devices)):
+                log.warning("%s", mismatch)
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
@@ -155,14 +154,10 @@ class MidEpochCheckpointer:
         if not (self._is_state_checked or self._state.window.batches):
             self._is_state_checked = True
             self._state.checkpoint()
-        if progress.split in self._unchecked:
-            self._prepare(meter)
-            self._unchecked.remove(progress.split)
-
-    def _prepare(self, meter: Meter) -> None:
-        meter.check_state()
-        if self._checkpoints is not None:
+        if progress.split in self._unchecked and self._checkpoints is not None:
+            meter.check_state()
             self._checkpoints.prepare(self._state.checkpoint())
+            self._unchecked.remove(progress.split)
 
     def _read_rank(self, position: LoopPosition) -> Mapping[str, Any] | None:
         """Return the random state of this rank at *position*, and restore its buffers and training state.
@@ -259,12 +254,6 @@ def _set_position(loader: Any, position: LoopPosition) -> int:
         return position.iteration
     set_position(position.iteration)
     return 0
-
-
-def _warn_of_devices(saved: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
-    mismatch = describe_device_mismatch(saved["devices"], device_names(devices))
-    if mismatch:
-        log.warning("%s", mismatch)
 
 
 def _skip(batches: Iterator[Any], number: int) -> None:

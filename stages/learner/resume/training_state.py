@@ -14,7 +14,7 @@ None, and containers of these. It is stored in the trainer record, not in the re
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +28,8 @@ from stages.records import decode_state, encode_state
 log = logging.getLogger(__name__)
 
 SAVE, LOAD = "training_state", "load_training_state"
+MODULE_PARTS = ("_modules", "_parameters")
+"""Attributes of a module that have no optimizers."""
 OPAQUE = (Tensor, nn.Module, type, ModuleType, FunctionType, MethodType, str, bytes)
 MAX_DEPTH = 6
 """Attributes and containers between a module and an optimizer that `check_training_state` finds."""
@@ -110,10 +112,7 @@ def _modules_with(method: str, model: Any) -> dict[str, Any]:
 def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the path and the optimizer for each attribute of *module*, also in containers and objects."""
     seen: set[int] = set()
-    attributes = {
-        name: value for name, value in vars(module).items() if name not in ("_modules", "_parameters")
-    }
-    pending: list[tuple[str, Any]] = list(attributes.items())
+    pending = [(name, value) for name, value in vars(module).items() if name not in MODULE_PARTS]
     while pending:
         path, value = pending.pop(0)
         if id(value) in seen or path.count(".") >= MAX_DEPTH:
@@ -125,12 +124,10 @@ def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
             pending += [(f"{path}.{key}", part) for key, part in _parts(value)]
 
 
-def _parts(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, list | tuple | set | frozenset):
-        return list(enumerate(value))
-    return list(attributes_of(value).items())
+        return enumerate(value)
+    return (value if isinstance(value, Mapping) else attributes_of(value)).items()
 
 
 def attributes_of(value: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@ State that belongs to the other run alone is not restored: its identity, and its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ from stages.system.files import copy_file, write_text
 
 Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]
 """The return value of `LearnerSpec.build`: model, optimizer config and schedule."""
-SCHEDULED_OPTIONS = {"lr", "initial_lr"}
-"""Optimizer options that the schedule sets in each step, so that restored values have no effect."""
+SCHEDULED_OPTIONS = {"lr", "initial_lr", "params"}
+"""Entries of a group that are not options of the config: the schedule sets the rates in each step."""
 STATE_OPTIONS = ("amsgrad", "centered", "momentum")
 """Optimizer options that add state for each parameter."""
 NEW_ENTRIES = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files", "logs"}
@@ -61,7 +61,7 @@ LABELS = {
     "skipped": "skipped",
     "initial": "with initial values",
 }
-"""The label of each field of `LoadReport` in messages."""
+"""The label of each outcome of `LoadReport` in messages."""
 WEIGHTS_ONLY = "To restore the weights alone, set weights_only: true in build_learner.checkpoint"
 
 
@@ -93,44 +93,27 @@ class WeightsOptions:
     """Whose names and axes the file has; None: those that it states, or else those that fit the model."""
 
 
-@dataclass(frozen=True)
 class LoadReport:
-    """The names of the tensors of a file of weights, by the outcome of loading them."""
+    """The names of the tensors of a file of weights, by the outcome of loading them into *model*."""
 
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    mismatched: tuple[str, ...]
-    skipped: tuple[str, ...]
-    """Names in the file that the selection leaves out."""
-    initial: tuple[str, ...]
-    """Names in the model that keep their initial values."""
-
-    @classmethod
-    def of(cls, model: Any, loaded: LoadResult) -> "LoadReport":
-        """Return the report of *loaded*, the result of loading into *model*."""
-        names = tuple({slot.name: None for _, slot in slots(skeleton_of(model))})
-        return cls(
-            loaded=tuple(sorted(loaded.state)),
-            missing=tuple(loaded.missing),
-            unexpected=tuple(loaded.unexpected),
-            mismatched=tuple(loaded.mismatched),
-            skipped=tuple(loaded.skipped),
-            initial=tuple(name for name in names if name not in loaded.state),
-        )
+    def __init__(self, model: Any, loaded: LoadResult) -> None:
+        names = dict.fromkeys(slot.name for _, slot in slots(skeleton_of(model)))
+        self._loaded = sorted(loaded.state)
+        self._others = {outcome: vars(loaded)[outcome] for outcome in LABELS if outcome != "initial"}
+        self._others["initial"] = [name for name in names if name not in loaded.state]
 
     def __str__(self) -> str:
         """Return a line for each outcome, with its number of tensors and some of their names."""
-        others = {key: names for key, names in vars(self).items() if names and key != "loaded"}
         lines = [
-            f"  {LABELS[key]}: {len(names)} ({join_names(names, MAX_LISTED_NAMES)})"
-            for key, names in others.items()
+            f"  {LABELS[outcome]}: {len(names)} ({join_names(names, MAX_LISTED_NAMES)})"
+            for outcome, names in self._others.items()
+            if names
         ]
-        return "\n".join([f"  loaded: {len(self.loaded)}", *lines])
+        return "\n".join([f"  loaded: {len(self._loaded)}", *lines])
 
     def write(self, directory: Path) -> None:
         """Write every name to ``weights.json`` in *directory*."""
-        write_text(directory / REPORT_FILE, to_json(asdict(self)) + "\n")
+        write_text(directory / REPORT_FILE, to_json({"loaded": self._loaded, **self._others}) + "\n")
 
 
 class Origin:
@@ -159,9 +142,27 @@ class Origin:
         Its state is restored bit for bit; options (betas, weight decay …), rate and schedule are those of
         *start*. Raises `CheckpointError` if it does not exist, or is of another model or optimizer.
         """
-        fitted = fit_checkpoint(start, self._restore(epoch, name), name)
+        checkpoint = self._restore(epoch, name)
+        state = _load_weights(start, checkpoint, name)
+        options = [_options(group) for group in state.optimizer.param_groups]
+        schedule = RuleOptions.of(state.scheduler).options
+        try:
+            state.restore(checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}: {error}. {WEIGHTS_ONLY}") from error
+        _check_schedule(schedule, RuleOptions.of(state.scheduler).options, name)
+        for group, before in zip(state.optimizer.param_groups, options, strict=True):
+            if added := [option for option in STATE_OPTIONS if before.get(option) and not group.get(option)]:
+                raise CheckpointError(
+                    f"{name}: its {start[1].kind} ran without {', '.join(added)}, so the checkpoint lacks "
+                    f"the state for it. Turn it off. {WEIGHTS_ONLY}"
+                )
+            group.update(before)
+        scheduler = start[2]
+        if isinstance(scheduler, Scheduler) and scheduler.per == "epoch":
+            scheduler.iteration = state.epoch  # the other schedule may have counted batches
         print_line(f"starting after {name}")
-        return fitted
+        return state.checkpoint(_select_entries(checkpoint))
 
     def read_weights(self, start: Start, epoch: int | None, name: str) -> Checkpoint:
         """Return the learner of *start* with weights, history and number of epochs of a checkpoint.
@@ -169,25 +170,50 @@ class Origin:
         Optimizer, schedule and gradient accumulation start from the beginning. The arguments and errors are
         those of `read_checkpoint`.
         """
-        fitted = fit_weights(start, self._restore(epoch, name, parts=["model"]), name)
+        checkpoint = self._restore(epoch, name, parts=["model"])
+        state, trainer = _load_weights(start, checkpoint, name), checkpoint.trainer
+        state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
+        state.epoch = int(trainer["epoch"])
+        entries = _select_entries(checkpoint)
+        entries.pop("average", None)
         print_line(f"starting after {name} with its weights; optimizer and schedule start from the beginning")
-        return fitted
+        return state.checkpoint({**entries, **empty_window()})
 
     def read_record(
         self, start: Start, past: PastEpochs, options: WeightsOptions, *, restores_optimizer: bool
     ) -> tuple[Checkpoint, LoadReport]:
         """Return the learner of *start* with the weights of a file, and the report of their names.
 
-        The file is the path itself, or the record of the last of the *past* epochs in a directory. Raises
-        `CheckpointError` if it is of another model, and `RecordError` if it cannot be read.
+        The file is the path itself, or the record of the last of the *past* epochs in a directory; that of
+        the optimizer beside it is used if it fits. Raises `CheckpointError` if it is of another model, and
+        `RecordError` if it cannot be read.
         """
         model_file = self.find_record(past.count)
         optimizer_file = optimizer_file_of(model_file) if restores_optimizer else None
-        state, report, outcome = fit_record(start, model_file, optimizer_file, options)
+        state, source = _state(start), str(model_file)
+        item = read_item(model_file, record_of(state.model), limit=options.limit, key=options.key)
+        loaded = load_into(
+            state.model,
+            item,
+            strict=False,
+            source=source,
+            selection=options.selection,
+            layout=options.layout,
+        )
+        report = LoadReport(state.model, loaded)
+        if options.strict:
+            _check_fits(loaded, source, start, SELECT_ADVICE)
+        elif not loaded.state:
+            raise CheckpointError(
+                f"{source} has no tensor that fits the {type(start[0]).__name__}:\n{report}"
+            )
+        outcome = restore_optimizer(state, optimizer_file, item, limit=options.limit)
         state.epoch = past.count
         history = history_tree(past.history)
         trainer = {"identity": None, "history": history, **empty_window(), "seed": past.seed}
-        print_line(f"starting from {model_file}: {outcome}")
+        print_line(
+            f"starting from {model_file}: its weights; {outcome}; the schedule starts from the beginning"
+        )
         return state.checkpoint(trainer), report
 
     def _restore(self, epoch: int | None, name: str, parts: Sequence[str] = BURN_PARTS) -> Checkpoint:
@@ -232,78 +258,23 @@ class Origin:
                     copy_file(path, target / CHECKPOINT_FOLDER / path.name)
 
 
-def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint:
-    """Return *checkpoint*, which was read from *source*, fitted to the learner of *start*.
+def _load_weights(start: Start, checkpoint: Checkpoint, source: str) -> ModelState:
+    """Return the learner of *start* with the weights of *checkpoint*, called *source* in messages.
 
-    Raises `CheckpointError` if it is of another model or optimizer.
+    Raises `CheckpointError` if it is of another model.
     """
     state = _state(start)
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
-    options = [_options(group) for group in state.optimizer.param_groups]
-    schedule = RuleOptions.of(state.scheduler).options
-    try:
-        state.restore(checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}. {WEIGHTS_ONLY}") from error
-    _check_schedule(schedule, RuleOptions.of(state.scheduler).options, source)
-    for group, before in zip(state.optimizer.param_groups, options, strict=True):
-        added = [name for name in STATE_OPTIONS if before.get(name) and not group.get(name)]
-        if added:
-            raise CheckpointError(
-                f"{source}: its {start[1].kind} ran without {', '.join(added)}, so the checkpoint lacks the "
-                f"state for it. Turn it off. {WEIGHTS_ONLY}"
-            )
-        group.update(before)
-    scheduler = start[2]
-    if isinstance(scheduler, Scheduler) and scheduler.per == "epoch":
-        scheduler.iteration = state.epoch  # the other schedule may have counted batches
-    return state.checkpoint(_select_entries(checkpoint))
+    return state
 
 
 def _check_schedule(own: Mapping[str, Any], saved: Mapping[str, Any], source: str) -> None:
     """Raise `CheckpointError` if a scheduler of torch was *saved* with other options than its *own*."""
-    changed = [name for name in own if name in saved and own[name] != saved[name]]
-    if changed:
+    if changed := [name for name in own if name in saved and own[name] != saved[name]]:
         raise CheckpointError(
             f"{source}: its schedule ran with {', '.join(f'{name}: {saved[name]}' for name in changed)}, and "
             f"a scheduler of torch cannot resume with other options. Set these. {WEIGHTS_ONLY}"
         )
-
-
-def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint:
-    """Return the learner of *start* with the weights of *checkpoint*, its history and its number of epochs.
-
-    Raises `CheckpointError` if it is of another model.
-    """
-    state, trainer = _state(start), checkpoint.trainer
-    _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
-    state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
-    state.epoch = int(trainer["epoch"])
-    entries = {name: entry for name, entry in _select_entries(checkpoint).items() if name != "average"}
-    return state.checkpoint({**entries, **empty_window()})
-
-
-def fit_record(
-    start: Start, model_file: Path, optimizer_file: Path | None, options: WeightsOptions
-) -> tuple[ModelState, LoadReport, str]:
-    """Return the learner of *start* with the weights in *model_file*, their report, and a description.
-
-    *optimizer_file* is used if it fits the optimizer. Raises `CheckpointError` if the model is another,
-    `RecordError` if its file cannot be read.
-    """
-    state = _state(start)
-    source = str(model_file)
-    item = read_item(model_file, record_of(state.model), limit=options.limit, key=options.key)
-    loaded = load_into(
-        state.model, item, strict=False, source=source, selection=options.selection, layout=options.layout
-    )
-    report = LoadReport.of(state.model, loaded)
-    if options.strict:
-        _check_fits(loaded, source, start, SELECT_ADVICE)
-    elif not loaded.state:
-        raise CheckpointError(f"{source} has no tensor that fits the {type(start[0]).__name__}:\n{report}")
-    outcome = restore_optimizer(state, optimizer_file, item, limit=options.limit)
-    return state, report, f"its weights; {outcome}; the schedule starts from the beginning"
 
 
 def optimizer_file_of(model_file: Path) -> Path | None:
@@ -336,14 +307,13 @@ def _state(start: Start) -> ModelState:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params" and key not in SCHEDULED_OPTIONS}
+    return {key: value for key, value in group.items() if key not in SCHEDULED_OPTIONS}
 
 
 def _select_entries(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the entries of the trainer record that the new run keeps."""
-    return {key: entry for key, entry in checkpoint.trainer.items() if key not in NEW_ENTRIES} | {
-        "identity": None
-    }
+    entries = {key: entry for key, entry in checkpoint.trainer.items() if key not in NEW_ENTRIES}
+    return {**entries, "identity": None}
 
 
 def empty_window() -> dict[str, Any]:
@@ -354,18 +324,9 @@ def empty_window() -> dict[str, Any]:
 def _check_fits(loaded: LoadResult, source: str, start: Start, advice: str = "") -> None:
     if loaded.fits:
         return
-    kinds = {
-        "missing": loaded.missing,
-        "unexpected": loaded.unexpected,
-        "of another shape": loaded.mismatched,
-    }
-    lines = [f"  {kind}: {join_names(names, MAX_LISTED_NAMES)}" for kind, names in kinds.items() if names]
+    lists = {LABELS[kind]: vars(loaded)[kind] for kind in ("missing", "unexpected", "mismatched")}
+    lines = [f"  {label}: {join_names(names, MAX_LISTED_NAMES)}\n" for label, names in lists.items() if names]
     raise CheckpointError(
-        "\n".join(
-            [
-                f"{source} does not fit the {type(start[0]).__name__} of build_learner.model:",
-                *lines,
-                f"Set build_learner.model to the model that it was saved from{advice}",
-            ]
-        )
+        f"{source} does not fit the {type(start[0]).__name__} of build_learner.model:\n{''.join(lines)}"
+        f"Set build_learner.model to the model that it was saved from{advice}"
     )

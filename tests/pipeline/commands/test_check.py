@@ -59,7 +59,7 @@ PART_MISTAKES = {
     "model without a required argument": (
         MODEL,
         'kind: "mine:Net"',
-        "build_learner.model: model 'mine:Net' cannot be built: missing a required argument: 'width'",
+        "build_learner.model: model 'mine:Net' cannot be built: the argument 'width' is missing",
     ),
     "optimizer with an unknown argument": (
         "kind: adam\n",
@@ -79,12 +79,12 @@ PART_MISTAKES = {
     "source with an unknown argument": (
         SOURCE,
         'kind: "mine:rings"\n    count: 3\n    nois: 1',
-        "load_data.source: source 'mine:rings' cannot be built: got an unexpected keyword argument 'nois'",
+        "load_data.source: source 'mine:rings' cannot be built: unknown argument 'nois'",
     ),
     "dataset with an unknown argument": (
         SOURCE,
         'kind: dataset\n    factory: {kind: "mine:rings", count: 3, nois: 1}',
-        "load_data.source.factory: dataset 'mine:rings' cannot be built: got an unexpected keyword argument",
+        "load_data.source.factory: dataset 'mine:rings' cannot be built: unknown argument",
     ),
     "module of the batcher is missing": (
         "num_epochs:",
