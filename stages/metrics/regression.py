@@ -29,11 +29,10 @@ class LossMetric:
 
         A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
         """
-        loss = output.loss
-        is_plain = getattr(output, "weight", None) is None and isinstance(loss, Tensor) and loss.is_cpu
-        if is_plain and (size := output.size):
-            return Mean(loss.item() * size, size)
-        return _weigh(loss, weight_of(output))
+        loss, weight = output.loss, weight_of(output)
+        if type(weight) is int and weight and isinstance(loss, Tensor) and loss.is_cpu:  # most batches
+            return Mean(loss.item() * weight, weight)
+        return _weigh(loss, weight)
 
 
 class ScalarMetric:

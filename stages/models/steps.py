@@ -18,6 +18,7 @@ from torch import Tensor
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import (
     ClassificationOutput,
+    Item,
     RegressionOutput,
     TrainOutput,
     Weight,
@@ -231,8 +232,7 @@ class ClassificationStep(LoggingStep):
 
     def train_step(self, batch: Any) -> TrainOutput[ClassificationOutput]:
         """Return the output and the gradients of one batch."""
-        item = self.forward_classification(batch)
-        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
+        return _train(self, self.forward_classification(batch))
 
     def valid_step(self, batch: Any) -> ClassificationOutput:
         """Return the output of one batch."""
@@ -279,12 +279,16 @@ class RegressionStep(LoggingStep):
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
         """Return the output and the gradients of one batch."""
-        item = self.forward_regression(batch)
-        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
+        return _train(self, self.forward_regression(batch))
 
     def valid_step(self, batch: Any) -> RegressionOutput:
         """Return the output of one batch."""
         return self.forward_regression(batch)
+
+
+def _train(model: Module, item: Item) -> TrainOutput[Item]:
+    """Return *item* with the gradients of its loss; a user's output may have no weight."""
+    return TrainOutput(model, backward(model, item.loss, getattr(item, "weight", None)), item)
 
 
 def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from stages.records.pickle_program import DTYPES
 from stages.records.record_tree import RawTensor, Tree, map_leaves, strip_type_hints
 from stages.records.torch_modules.skeleton import Slot
 
-TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, text) for text, name in DTYPES.items()}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: vars(torch)[text] for text, name in DTYPES.items()}
 TORCH_DTYPES["Flex32"] = torch.float32
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "Flex32"}
 BLOCK_SIZE = 1 << 20

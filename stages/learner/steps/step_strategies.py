@@ -120,8 +120,6 @@ class PlainStep:
 
     def _weigh(self, step: TrainOutput[Any]) -> Weight:
         """Return the weight of the gradients of *step*: that of its output."""
-        if getattr(step.item, "weight", None) is None:
-            return self.samples
         weight = weight_of(step.item)
         return weight if type(weight) is int else self._read(weight)
 

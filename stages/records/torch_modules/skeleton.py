@@ -118,12 +118,15 @@ def to_plain(skeleton: Tree) -> Any:
 
 
 def _plain_leaf(node: Any) -> list[str] | None:
-    if node is None:
-        return None
-    kinds = [kind for kind, example in LEAF_EXAMPLES.items() if type(node) is type(example)]
-    if not kinds and not hasattr(node, "dtype"):
-        raise RecordError(f"a skeleton cannot hold a {type(node).__name__}, found {node!r}")
-    return kinds or ["tensor"]  # of torch
+    match node:
+        case None:
+            return None
+        case object(dtype=_):  # raw, or torch's
+            return ["tensor"]
+    for kind, example in LEAF_EXAMPLES.items():
+        if type(node) is type(example):
+            return [kind]
+    raise RecordError(f"a skeleton cannot hold a {type(node).__name__}, found {node!r}")
 
 
 def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
