@@ -122,7 +122,7 @@ def sweep(
     from pipeline.sweep.plan import Point, expand, fold, repeat
     from pipeline.sweep.progress import hide_prefect_logs
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
-    from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
+    from pipeline.sweep.sweep import SweepOptions, print_plan, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
     _check_combination(search, trials, batch, draw, stop)
@@ -158,7 +158,7 @@ def sweep(
             has_repeats=has_repeats,
             output=output,
         )
-        results = run_search(source, options) if isinstance(source, Search) else run_sweep(source, options)
+        results = run_sweep(source, options)
     return [SweepPoint(one.name, "stopped early" if one.stopped else "done") for one in results]
 
 

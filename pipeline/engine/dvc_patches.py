@@ -42,8 +42,6 @@ class StageCall:
     """The signals to deliver while the function or a command runs."""
     commands: Collection[str] | None = None
     """The commands to replace, with ``{name}`` for the name of the stage; DVC runs others. None means all."""
-    root: str = ""
-    """The value of DVC_ROOT, below which the run stores are; by default the root of the stage's project."""
     announce: Callable[[Any], None] | None = None
     """Called with DVC's object of the stage before it runs."""
     has_started: bool = False
@@ -74,7 +72,7 @@ def _call_function(original: Any, stage: Any, dry: bool = False, run_env: Any = 
         original(stage, dry=dry, run_env=run_env)
         return
     call.has_started = True
-    variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
+    variables = {DVC_ROOT: stage.repo.root_dir, DVC_STAGE: stage.addressing}
     with _environment(variables), call.signals.delivery():
         if call.announce:
             call.announce(stage)

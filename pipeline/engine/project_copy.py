@@ -8,7 +8,7 @@ neither DVC nor a kill changes the user's files.
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -197,14 +197,19 @@ def copy_compiled_modules(base: FrozenProject, folder: Path) -> None:
                 os.utime(source, ns=(0, original.stat().st_mtime_ns))
 
 
-def remove_orphaned(folder: Path) -> None:
-    """Remove the orphaned copies below *folder*, in which no process works any more.
+def _is_in_use(place: Path) -> bool:
+    """Return whether the working directory of a process is *place*, or below it."""
+    return any(True for _ in pids_below(place))
+
+
+def remove_orphaned(folder: Path, is_in_use: Callable[[Path], bool] = _is_in_use) -> None:
+    """Remove the orphaned copies below *folder*, in which no process works any more, by *is_in_use*.
 
     Each copy has a lock file next to it.
     """
     for place in folder.glob(f"*{COPY_SUFFIX}"):
         with suppress(OSError, RunInUseError), hold_lock(place.with_suffix(LOCK_SUFFIX)):
-            if not _is_in_use(place):
+            if not is_in_use(place):
                 shutil.rmtree(place, ignore_errors=True)
                 place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
 
@@ -214,11 +219,6 @@ def wait_until_unused(place: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while _is_in_use(place) and time.monotonic() < deadline:
         time.sleep(PAUSE_SECONDS)
-
-
-def _is_in_use(place: Path) -> bool:
-    """Return whether the working directory of a process is *place*, or below it."""
-    return any(True for _ in pids_below(place))
 
 
 def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str = "") -> None:

@@ -217,8 +217,8 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
 
 def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
     """Return the first job that may start: never two of one run, because the second resumes the first."""
-    runs = {job.run for job in active}
-    return next((job for job in waiting if job.run not in runs), None)
+    runs = {job.point.run for job in active}
+    return next((job for job in waiting if job.point.run not in runs), None)
 
 
 def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Any]]") -> None:

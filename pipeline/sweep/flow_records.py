@@ -36,11 +36,11 @@ def sweep_flow(jobs: Sequence[Job], width: int, report: Report) -> None:
 
     def note_and_report(job: Job, error: Exception | None) -> None:
         if error:
-            failed.append(job.name)
+            failed.append(job.point.name)
         report(job, error)
 
     def submit(job: Job) -> Any:
-        return experiment_task.with_options(task_run_name=job.name).submit(job)
+        return experiment_task.with_options(task_run_name=job.point.name).submit(job)
 
     hide_expected_errors()
     register_this_run()

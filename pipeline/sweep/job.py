@@ -21,12 +21,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
 
 from pipeline.engine.error_reports import find_error, read_lines
-from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
-from pipeline.project.paths import make_user_folder
-from pipeline.sweep.plan import is_result
+from pipeline.engine.project_copy import (
+    COPY_SUFFIX,
+    FrozenProject,
+    fetch_experiment,
+    isolate_site_cache,
+    remove_orphaned,
+    temporary_copy,
+)
+from pipeline.project.paths import STORES_VARIABLE, make_user_folder
+from pipeline.sweep.plan import PlannedPoint, is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
@@ -46,24 +54,16 @@ class Job:
     """A point to run, as plain data: another host that has the same files can run it too."""
 
     base: FrozenProject
-    name: str
-    overrides: tuple[str, ...]
-    """Its params as ``FILE:KEY=VALUE``, in the syntax of DVC's ``-S``."""
-    params: Mapping[str, Any]
-    """The contents of the params files for this point, by file name."""
+    point: PlannedPoint
     sweep_lock: Path
     """The lock file of the sweep, which is held while the sweep needs the point."""
-    gpus: tuple[str, ...]
-    """The names of the GPUs that it claims for itself, if a GPU is visible; empty if it claims none."""
-    run: str
-    """A text that is equal for points that would share a run store."""
-    replaces: str = ""
-    """The commit of its experiment of fewer epochs, which the new one replaces, or an empty string."""
+    share_gpus: bool = False
+    """Whether it uses all visible GPUs, instead of claiming those that its params name."""
 
     @property
     def log(self) -> Path:
         """The file with the output of DVC and the stages."""
-        return self.base.root / SWEEP_FOLDER / f"{self.name}.log"
+        return self.base.root / SWEEP_FOLDER / f"{self.point.name}.log"
 
     @property
     def copy_folder(self) -> Path:
@@ -85,12 +85,12 @@ def run_job(job: Job) -> None:
         if _is_done(job):
             return
         with ExitStack() as stack:
-            environment, stdin = _environment(job, stack)
+            environment, stdin = _claim_gpus(job, stack)
             folder = stack.enter_context(temporary_copy(job.base, job.copy_folder))
             start = job.log.stat().st_size
             code = _run_point(job, folder, environment, stdin)
             if code == 0:
-                fetch_experiment(job.base, job.copy_folder, job.name, job.replaces)
+                fetch_experiment(job.base, job.copy_folder, job.point.name, job.point.replaces)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(code, job.log, start)}\n  log: {log}")
@@ -109,12 +109,13 @@ def run_and_return_error(job: Job) -> StageError | None:
 
 def _is_done(job: Job) -> bool:
     """Return whether another sweep has just run the point."""
-    commit = job.base.experiments().get(job.name, "")
-    if commit == job.replaces:
+    point = job.point
+    commit = job.base.experiments().get(point.name, "")
+    if commit == point.replaces:
         return False
-    if not is_result(job.base, commit, job.params):
+    if not is_result(job.base, commit, point.params):
         raise StageFailedError(
-            f"another sweep has used the name {job.name} for other params. Run the same command again"
+            f"another sweep has used the name {point.name} for other params. Run the same command again"
         )
     return True
 
@@ -140,16 +141,17 @@ def _pause(job: Job) -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
+def _claim_gpus(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
     """Return variables to set in the environment of the point's processes, and their standard input.
 
     The standard input holds the locks of their GPUs, if they have any. No process reads it; it only keeps the
     locks until the last process has exited.
     """
-    devices = visible_devices() if job.gpus else []
+    names = () if job.share_gpus else job.point.gpus
+    devices = visible_devices() if names else []
     if not devices:
         return {}, stack.enter_context(Path(os.devnull).open("rb")).fileno()
-    count = count_needed(job.gpus, len(devices))
+    count = count_needed(names, len(devices))
     claimed, handle = stack.enter_context(claim_devices(devices, count, job.is_wanted))
     return {VISIBLE_DEVICES_VARIABLE: ",".join(claimed)}, handle
 
@@ -158,19 +160,10 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
     """Run the point in *folder* and return the exit code; stop it if the sweep ends, after it has saved."""
     with os.fdopen(open_lock(job.log), "ab") as log:
         wait_for_lock(log)
-        options = [part for override in job.overrides for part in ("-S", override)]
-        log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
+        request = build_request(job, folder, environment)
+        options = [part for override in request.overrides for part in ("-S", override)]
+        log.write(f"$ dvc exp run --temp --name {job.point.name} {' '.join(options)}\n".encode())
         log.flush()
-        request = PointRequest(
-            name=job.name,
-            overrides=job.overrides,
-            folder=str(folder),
-            root=str(job.base.root),
-            head=job.base.head,
-            ref=job.base.ref(job.name),
-            sweep_lock=str(job.sweep_lock),
-            environment=environment,
-        )
         process = POINT_SERVERS.start(job.base, request, log, stdin)
     with closing(process):
         try:
@@ -180,6 +173,20 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
             _terminate(process, job.log)
         code = process.wait(PAUSE_SECONDS)
         return 1 if code is None else code
+
+
+def build_request(job: Job, folder: Path, environment: Mapping[str, str]) -> PointRequest:
+    """Return the request to run the point in *folder*, with *environment* and what DVC sets for it."""
+    name, base = job.point.name, job.base
+    variables = {
+        **environment,
+        **isolate_site_cache(folder),
+        STORES_VARIABLE: str(base.root),
+        DVC_EXP_NAME: name,
+        DVC_EXP_BASELINE_REV: base.head,
+    }
+    overrides = job.point.point.set_params
+    return PointRequest(overrides, str(folder), base.ref(name), str(job.sweep_lock), variables)
 
 
 def _terminate(process: PointProcess, log: Path) -> None:
@@ -196,9 +203,7 @@ def _terminate(process: PointProcess, log: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove from *folder* the copies in which no process works, and the locks of finished sweeps."""
-    for place in folder.glob(f"*{COPY_SUFFIX}"):
-        if is_unlocked(place.with_suffix(".log")) and not is_locked(place.with_suffix(".lock")):
-            shutil.rmtree(place, ignore_errors=True)
+    remove_orphaned(folder, lambda place: not is_unlocked(place.with_suffix(".log")))
     for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
@@ -219,16 +224,16 @@ def _reason(code: int, log: Path, start: int) -> str:
     return find_error(lines) or (lines[-1].strip() if lines else "") or f"exit code {code}"
 
 
-def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the CUDA devices that a process with *environment* may use, by index or UUID.
+def visible_devices() -> list[str]:
+    """Return the CUDA devices that this process may use, by index or UUID.
 
     They are those in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA reads it. If it is not
     set, they are those that nvidia-smi lists; empty if nvidia-smi is not installed.
     """
-    if VISIBLE_DEVICES_VARIABLE not in environment:
+    if VISIBLE_DEVICES_VARIABLE not in os.environ:
         return parse_devices(_nvidia_smi())
     devices: list[str] = []
-    for name in environment[VISIBLE_DEVICES_VARIABLE].split(","):
+    for name in os.environ[VISIBLE_DEVICES_VARIABLE].split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name.strip()):
             break
         devices.append(name.strip())
