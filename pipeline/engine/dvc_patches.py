@@ -143,21 +143,23 @@ def _list_or_raise(
 
 def _verify_cached_outputs(original: Any, stage: Any) -> bool:
     for output in stage.outs:
-        _remove_partial_copies(output)
-        remove_damaged_output(output)
+        _remove_damage(output)
     return bool(original(stage))
 
 
 def _verify_before_commit(original: Any, output: Output, *arguments: Any, **options: Any) -> None:
-    _remove_partial_copies(output)
-    remove_damaged_output(output)
+    _remove_damage(output)
     original(output, *arguments, **options)
 
 
-def _remove_partial_copies(output: Output) -> None:
-    """Remove the files beside *output* to which a killed DVC copied; this process has the lock of DVC."""
+def _remove_damage(output: Output) -> None:
+    """Remove *output* from the cache if it is damaged, and the files beside it to which a killed DVC copied.
+
+    This process has the lock of DVC, so no other one writes them.
+    """
     for path in find_temporary_files(Path(output.fs_path).parent):
         path.unlink(missing_ok=True)
+    remove_damaged_output(output)
 
 
 def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:

@@ -47,9 +47,9 @@ class _Entry:
     def content(self) -> bytes:
         return base64.b64decode(self.original)
 
-    def is_open(self, current: str | None) -> bool:
-        """Return whether params.yaml, which has the digest *current* or is missing, has the overrides."""
-        return current == self.edited != _digest(self.content)
+    def is_open(self) -> bool:
+        """Return whether params.yaml has the overrides."""
+        return _current() == self.edited != _digest(self.content)
 
 
 @contextmanager
@@ -81,22 +81,23 @@ def restore_params(report: Report | None = None) -> bool:
     entry = _Entry.read()
     if entry is None:
         return False
-    current = _current()
-    is_overridden = entry.is_open(current)
-    is_edited = current not in (entry.edited, _digest(entry.content))
-    if is_edited and report is None:
-        return False
+    is_overridden = entry.is_open()
     if is_overridden:
+        message = f"restored {PARAMS}: a run that was killed had set overrides in it"
         replace_content(PARAMS, entry.content)
-        _send(report, f"restored {PARAMS}: a run that was killed had set overrides in it")
-    if is_edited:
+    elif _current() in (entry.edited, _digest(entry.content)):
+        message = ""
+    elif report is None:
+        return False
+    else:
+        message = (
+            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
+            f"restored. Compare it with {PARAMS_BACKUP}, its content before that run"
+        )
         with open_atomic(PARAMS_BACKUP) as file:
             file.write(entry.content)
-        _send(
-            report,
-            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
-            f"restored. Compare it with {PARAMS_BACKUP}, its content before that run",
-        )
+    if report and message:
+        report(message)
     _discard()
     return is_overridden
 
@@ -107,7 +108,7 @@ def describe_open_journal() -> str | None:
     Nothing is changed. While a run is in progress, the overrides may be its own.
     """
     entry = _Entry.read()
-    if entry is None or not entry.is_open(_current()) or is_locked(PROJECT_LOCK):
+    if entry is None or not entry.is_open() or is_locked(PROJECT_LOCK):
         return None
     return (
         f"{PARAMS} has the overrides of a run that was killed. The next `learner run`, or "
@@ -124,11 +125,6 @@ def restore_idle_params(report: Report | None = None) -> None:
             restore_params(report)
     except StageError:  # the lock is held: the run that set the overrides may be the one in progress
         return
-
-
-def _send(report: Report | None, message: str) -> None:
-    if report:
-        report(message)
 
 
 def _current() -> str | None:

@@ -228,9 +228,6 @@ def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str 
     """
     ref = base.ref(name)
     options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc")
-    if not replaces:
-        run_git(base.top, "fetch", *options, str(place), f"{ref}:{ref}")
-        return
     run_git(base.top, "fetch", *options, str(place), ref)
     run_git(base.top, "update-ref", ref, run_git(place, "rev-parse", ref).strip(), replaces)
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NoReturn
@@ -99,7 +99,24 @@ class RankExit:
         return self.report is not None and self.report.code == RankLostError.exit_code
 
 
-def find_failure(exits: Collection[RankExit]) -> RankExit | None:
+def build_failure(exits: Collection[RankExit], devices: Sequence[str], folder: Path) -> StageError | None:
+    """Return the error of the rank that failed first, with its log in *folder*; None if no rank failed.
+
+    *devices* are those of the ranks, for the message.
+    """
+    failed = _find_failure(exits)
+    if failed is None:
+        return None
+    log = log_of(folder, failed.rank)
+    lines = read_lines(log) if failed.rank > 0 and log.exists() else []
+    reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
+    place = f"\n  log: {log}" if lines else ""
+    tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
+    reason = reported or _describe(failed)
+    return StageError(f"rank {failed.rank} ({devices[failed.rank]}): {reason}{place}{tail}")
+
+
+def _find_failure(exits: Collection[RankExit]) -> RankExit | None:
     """Return the exit of the rank that failed first; None if no rank failed.
 
     The others usually fail because they lose the connection to it. A rank that was killed is therefore the
@@ -113,32 +130,18 @@ def find_failure(exits: Collection[RankExit]) -> RankExit | None:
     return min(causes or silent or lost, key=_order, default=None)
 
 
-def find_stop(exits: Sequence[RankExit]) -> RankExit | None:
-    """Return the exit that describes the stop of all ranks best: with a signal's code, and rank 0's message.
+def build_interruption(exits: Collection[RankExit]) -> RunInterruptedError | None:
+    """Return the error for ranks that were stopped and have saved, with rank 0's message; None without one.
 
-    A rank that stopped because another one received a signal has the code of SIGINT.
+    A rank that stopped because another one received a signal has the code of SIGINT, so another signal counts
+    first.
     """
-    stopped = [exited for exited in exits if exited.code != 0]
-    codes = sorted(exited.code for exited in stopped if exited.code in STOPPED)
-    direct = [code for code in codes if code != 128 + SIGINT] or codes
-    first = min(stopped, key=lambda exited: exited.rank, default=None)
-    return first and replace(first, code=direct[0] if direct else first.code)
-
-
-def build_failure(failed: RankExit, device: str, folder: Path) -> StageError:
-    """Return the error for the rank that failed first, on *device*, with its log in *folder*."""
-    log = log_of(folder, failed.rank)
-    lines = read_lines(log) if failed.rank > 0 and log.exists() else []
-    reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
-    place = f"\n  log: {log}" if lines else ""
-    tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
-    return StageError(f"rank {failed.rank} ({device}): {reported or _describe(failed)}{place}{tail}")
-
-
-def build_interruption(stopped: RankExit) -> RunInterruptedError:
-    """Return the error for ranks that were stopped and have saved, with the message of one of them."""
-    number = STOPPED.get(stopped.code, SIGTERM)
-    message = stopped.report.message if stopped.report else DEFAULT_MESSAGE
+    stopped = sorted((exited for exited in exits if exited.code in STOPPED), key=lambda exited: exited.rank)
+    if not stopped:
+        return None
+    numbers = sorted(STOPPED[exited.code] for exited in stopped)
+    number = next((number for number in numbers if number != SIGINT), SIGINT)
+    message = stopped[0].report.message if stopped[0].report else DEFAULT_MESSAGE
     return RunInterruptedError(message.removeprefix(f"{Signals(number).name}: "), number)
 
 
