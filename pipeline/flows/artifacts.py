@@ -103,15 +103,9 @@ class ProgressRenderer(NoRenderer):
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @classmethod
-    def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "ProgressRenderer":
-        """Return a renderer for the task run in progress."""
-        return cls(Artifacts.of_this_run(logger))
-
     def start(self, progress: Progress) -> None:
         """Create the artifact."""
         self._record(progress)
-        self._has_ended.clear()
         self._thread = threading.Thread(target=self._update_artifact, name="progress", daemon=True)
         self._thread.start()
 

@@ -6,6 +6,7 @@ import socket
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,6 @@ def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
 
 def _curves_specification(history: History) -> dict[str, Any]:
     """Return a Vega-Lite specification with a panel for each metric."""
-    rows = [
-        {"epoch": value.epoch, "metric": value.metric, "split": str(value.split), "value": value.value}
-        for value in history
-    ]
     panel = {
         "width": 320,
         "height": 200,
@@ -88,7 +85,7 @@ def _curves_specification(history: History) -> dict[str, Any]:
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "data": {"values": rows},
+        "data": {"values": [asdict(value) for value in history]},
         "facet": {"field": "metric", "type": "nominal", "title": None},
         "columns": 2,
         "spec": panel,
