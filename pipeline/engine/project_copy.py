@@ -58,11 +58,6 @@ class FrozenProject:
     commit: str
     """HEAD with the changes in the workspace; HEAD itself if nothing has changed."""
 
-    @property
-    def prefix(self) -> Path:
-        """Return the path of the project below the top level."""
-        return self.root.relative_to(self.top)
-
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
         [file] = read_objects(self.root, [f"{commit or self.commit}:{path}"])
@@ -151,7 +146,7 @@ def _clone(base: FrozenProject, place: Path) -> Path:
         _check_out(base.top, place, base.head, base.commit)
         for name, value in _identity(base).items():
             run_git(place, "config", name, value)
-        folder = place / base.prefix
+        folder = place / base.root.relative_to(base.top)
         _share_cache(base.root, folder)
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"{RUNS_FOLDER}\n")

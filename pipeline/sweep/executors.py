@@ -46,8 +46,9 @@ class ThreadExecutor:
         with ThreadPoolExecutor(self.width) as pool:
             yield lambda job: pool.submit(run_and_return_error, job)
 
-    def task_runner(self) -> None:
-        """Return None: threads are the default of Prefect."""
+    def task_runner(self) -> Any:
+        """Return Prefect's task runner for threads."""
+        return import_module("prefect.task_runners").ThreadPoolTaskRunner(max_workers=self.width)
 
 
 def dask_setup(_worker: object) -> None:

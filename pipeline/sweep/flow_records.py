@@ -6,7 +6,6 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.flows import prefect_patches
 from pipeline.flows.artifacts import API_ERRORS
@@ -55,9 +54,8 @@ def run_in_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None
     Raises `StageError` if the API or the executor becomes unreachable.
     """
     prefect_patches.apply()
-    runner: Any = executor.task_runner() or ThreadPoolTaskRunner(max_workers=executor.width)
     try:
-        sweep_flow.with_options(task_runner=runner)(jobs, executor.width, report)
+        sweep_flow.with_options(task_runner=executor.task_runner())(jobs, executor.width, report)
     except PointsFailedError:
         return  # each one was reported
     except OSError as error:

@@ -4,23 +4,28 @@ It uses three locks of the kernel, which are never stale. The lock of the sweep 
 the point. The lock of the point makes it run once. All processes of the point hold the lock of its log until
 the last one has exited.
 
-The GPUs of a job are claimed too: a lock on a file for each device of the host. The kernel releases it when
-the job ends, and two sweeps of one user never share a device; those of different users have to name theirs in
+The GPUs of a job are claimed too: each device of the host has a byte of a file, which is locked. One
+descriptor holds all locks of a job, and the kernel releases them when the last process with it ends. Two
+sweeps of one user never share a device; those of different users have to name theirs in
 ``CUDA_VISIBLE_DEVICES``. A job claims all of its devices or none, so that no job waits for a device of
 another one that waits too.
 """
 
+import fcntl
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
 
@@ -46,6 +51,10 @@ SAVE_TIMEOUT_SECONDS = 120.0
 """Limit for the processes of a point to save after SIGTERM, before they are killed."""
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2
+LOCK_FILE = "lock"
+"""Name of the file with the locks of the GPUs, each of which is a byte."""
+_FLOCK = "hhqqi"
+"""The structure of a lock of the kernel: type, base, place, length and process."""
 _DEVICE_LINE = re.compile(r"^( *)(?:GPU|MIG) .*UUID: ((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
 
@@ -281,58 +290,39 @@ def claim_devices(
         raise StageError(
             f"no folder for the locks of GPUs: {error}. Set XDG_CACHE_HOME to another"
         ) from error
-    locks = {device: folder / f"{name}.lock" for device, name in _lock_names(devices).items()}
+    names = _name_devices(devices)
     while is_wanted():
-        with _try_claim(locks, count) as claimed:
+        with os.fdopen(open_lock(folder / LOCK_FILE), "ab") as file:
+            claimed = _try_claim(file, names, count)
             if claimed:
-                with _bundle(claimed.values()) as handle:
-                    yield [device for device in devices if device in claimed], handle
+                yield [device for device in devices if device in claimed], file.fileno()
                 return
         time.sleep(PAUSE_SECONDS)
     raise StageError("stopped while it waited for a free GPU. Run the same command again to resume")
 
 
-@contextmanager
-def _try_claim(locks: Mapping[str, Path], count: int) -> Iterator[dict[str, int]]:
-    """Lock *count* of *locks*, and yield the descriptors by device; lock none if fewer are free.
+def _try_claim(file: IO[bytes], names: Mapping[str, str], count: int) -> list[str]:
+    """Lock the bytes of *file* for *count* devices of *names*, and return these; empty if fewer are free.
 
-    All jobs try the locks in the same order, and stop when too few are left, so one of several succeeds.
+    All jobs try the names in the same order, and stop when too few are left, so one of several succeeds.
     """
-    claimed: dict[str, int] = {}
-    with ExitStack() as stack:
-        for place, device in enumerate(sorted(locks, key=lambda name: locks[name])):
-            if len(claimed) == count or len(claimed) + len(locks) - place < count:
-                break
-            handle = os.open(locks[device], os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            stack.callback(os.close, handle)
-            if try_lock(handle):
-                claimed[device] = handle
-        yield claimed if len(claimed) == count else {}
+    claimed: list[str] = []
+    for tried, device in enumerate(sorted(names, key=lambda device: names[device])):
+        if len(claimed) == count or len(claimed) + len(names) - tried < count:
+            break
+        with suppress(BlockingIOError):
+            place = zlib.crc32(names[device].encode())
+            lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            claimed.append(device)
+    return claimed if len(claimed) == count else []
 
 
-@contextmanager
-def _bundle(handles: Iterable[int]) -> Iterator[int]:
-    """Yield one descriptor that keeps all of *handles* open in every process that inherits it.
-
-    It is a socket that has received them in a message without content, which no process reads. The kernel
-    closes them with the last descriptor of the socket. A read of the socket returns the end of the file.
-    """
-    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with receiver:
-        with sender:
-            socket.send_fds(sender, [b""], list(handles))
-        yield receiver.fileno()
-
-
-def _lock_names(devices: Sequence[str]) -> dict[str, str]:
-    """Return the name of each device's lock: its UUID, so that an index and a UUID share the lock."""
+def _name_devices(devices: Sequence[str]) -> dict[str, str]:
+    """Return the UUID of each device, by which it is locked, so that an index and a UUID share the lock."""
     uuids = parse_devices(_nvidia_smi()) if any(device.isdigit() for device in devices) else []
-    return {
-        device: uuids[int(device)]
-        if device.isdigit() and int(device) < len(uuids)
-        else device.replace("/", "-")
-        for device in devices
-    }
+    names = dict(zip(map(str, range(len(uuids))), uuids, strict=True))
+    return {device: names.get(device, device) for device in devices}
 
 
 def _nvidia_smi() -> str:

@@ -55,8 +55,8 @@ FRAMES_PER_SECOND = 1
 FIXED_LINES = 4
 """Lines of the table and of the prompt that are not those of points."""
 WIDTH = 80
-TITLES = ("run", "", "epoch", "epochs", "time")
-"""The titles of the columns; that of the second one is the metric."""
+MAX_TITLE = 40
+"""The most characters of a metric in the title of its column."""
 
 
 @dataclass
@@ -144,27 +144,25 @@ class ProgressReader:
         newer = range(finished, point.read_epochs, -1)
         point.read_epochs = max(finished, point.read_epochs)
         for epoch in newer:
-            values = self._read_epoch(point.store, epoch)
-            self.metric = self.metric or choose_metric(values, self.requested)
-            if self.metric in values:
-                point.value = values[self.metric]
+            curves = read_curves(point.store, epoch)
+            self.metric = self.metric or choose_metric(curves, self.requested)
+            if self.metric in curves:
+                point.value = curves[self.metric].last
                 break
 
-    def _read_epoch(self, store: Path, epoch: int) -> dict[str, float]:
-        splits = [split for split in Split if not self.metric or self.metric.startswith(f"{split}/")]
-        return {
-            f"{split}/{metric}": value
-            for split in splits
-            for metric, value in read_epoch(store, split, epoch).items()
-        }
+
+def read_curves(store: Path, epoch: int) -> dict[str, MetricCurve]:
+    """Return the values of *epoch* in the run store *store*, as curves by ``split/metric``."""
+    curves = [
+        MetricCurve(split, metric, {epoch: value}, direction_of(metric))
+        for split in Split
+        for metric, value in read_epoch(store, split, epoch).items()
+    ]
+    return {curve.name: curve for curve in curves}
 
 
-def choose_metric(values: Mapping[str, float], requested: str | None) -> str | None:
-    """Return the ``split/metric`` of *values* that the table of the sweep shows; None without one."""
-    curves = {}
-    for name, value in values.items():
-        split, _, metric = name.partition("/")
-        curves[name] = MetricCurve(split, metric, {1: value}, direction_of(metric))
+def choose_metric(curves: Mapping[str, MetricCurve], requested: str | None) -> str | None:
+    """Return the ``split/metric`` of *curves* that the table of the sweep shows; None without one."""
     with suppress(ParamsError):
         return find_metric(Comparison((RunSummary("", None, metrics=curves),)), requested)
     return None
@@ -345,16 +343,17 @@ def result_table(comparison: Comparison, metric: str | None) -> str:
 
     None keeps their order. A name that is too long has a line of its own, and a long *metric* is shortened.
     """
-    rows = [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]
-    others = [max(map(len, column)) for column in list(zip(TITLES, *rows, strict=True))[2:]]
-    free = WIDTH - sum(others) - 2 * (len(others) + 1)
-    title = _shorten(replace_unprintable(metric or ""), free - len(TITLES[0]))
-    widths = [max(len(title), *(len(value) for _, value, *_ in rows)), *others]
-    room = max(len(TITLES[0]), min(free - widths[0], max(len(name) for name, *_ in rows)))
+    title = replace_unprintable(metric or "")
+    if len(title) > MAX_TITLE:
+        title = f"{title[: MAX_TITLE - 1]}…"
+    runs = sort_runs(comparison, ViewOptions(sort=metric))
+    rows = [("run", title, "epoch", "epochs", "time"), *(_row(run, metric) for run in runs)]
+    longest, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = min(longest, WIDTH - sum(widths) - len("  ") * len(widths))
     lines = []
-    for name, *cells in [(TITLES[0], title, *TITLES[2:]), *rows]:
-        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
+    for name, *cells in rows:
+        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines += [f"{name:<{room}}{numbers}"] if len(name) <= room else [name, " " * room + numbers]
     return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 
@@ -362,10 +361,6 @@ def repeats_table(comparison: Comparison, metric: str | None) -> str:
     """Return the table of the means of the points that differ in their seeds only, the best one first."""
     metrics = () if metric is None else (metric,)
     return text_table(average_repeats(comparison), ViewOptions(metrics, sort=metric))
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _row(run: RunSummary, metric: str | None) -> tuple[str, str, str, str, str]:

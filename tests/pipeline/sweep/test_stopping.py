@@ -92,10 +92,9 @@ def test_table_with_a_long_metric_is_at_most_80_columns_wide():
 
     lines = result_table(compared, curve.name).splitlines()
 
-    assert lines[0].startswith("run  valid/Loss Loss ")
-    assert lines[1] == "seed=1"
-    assert lines[2].split() == ["0.250", "1", "1", "-"]
-    assert len(lines[0]) == len(lines[2]) == WIDTH
+    assert lines[0].startswith("run     valid/Loss Loss ")
+    assert lines[1].split() == ["seed=1", "0.250", "1", "1", "-"]
+    assert len(lines[0]) == len(lines[1]) <= WIDTH
 
 
 @pytest.mark.long
