@@ -81,14 +81,6 @@ class RankExit:
         return self.code != 0 and self.code not in STOPPED
 
     @property
-    def is_consequence(self) -> bool:
-        """Return whether the rank failed because another one did.
-
-        It lost the connection to it, or was killed by the launcher before it reported an error.
-        """
-        return self.is_lost or self.was_ended
-
-    @property
     def was_ended(self) -> bool:
         """Return whether the launcher ended the rank before it reported an error."""
         return -self.code in self.sent and self.report is None
@@ -124,7 +116,7 @@ def _find_failure(exits: Collection[RankExit]) -> RankExit | None:
     error have lost a connection, it is that to a rank that exited with code 0 or did not respond.
     """
     failed = [exited for exited in exits if exited.has_failed]
-    causes = [exited for exited in failed if not exited.is_consequence]
+    causes = [exited for exited in failed if not (exited.is_lost or exited.was_ended)]
     lost = [exited for exited in failed if exited.is_lost]
     silent = [exited for exited in exits if exited.code == 0 or exited.was_ended] if lost else []
     return min(causes or silent or lost, key=_order, default=None)

@@ -151,13 +151,9 @@ def is_refusal(error: Exception) -> TypeGuard[httpx.HTTPStatusError]:
 
 
 def _watch(seconds: float) -> None:
-    last_response = time.monotonic()
-    while True:
+    while wait_for_server(seconds, warn=lambda _: None):
         time.sleep(PAUSE_SECONDS)
-        if _is_responding():
-            last_response = time.monotonic()
-        elif time.monotonic() - last_response > seconds:
-            exit_with_outage()
+    exit_with_outage()
 
 
 def exit_with_outage() -> NoReturn:

@@ -33,7 +33,6 @@ from pipeline.sweep.stopping import (
     default_metric,
     find_metric,
     plan_rungs,
-    select_points,
 )
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
@@ -127,7 +126,7 @@ def _plan_rungs(base: FrozenProject, points: Sequence[Point], search: Search | N
         check_varying(search.varying)
     epochs = plan_rungs(rule, base, points)
     if search is None or not rule.pruner:
-        return Rungs(epochs, partial(select_points, rule))
+        return Rungs(epochs, rule.select)
     search.use_pruner(rule, epochs)
     return Rungs(epochs, search.select)
 
@@ -183,11 +182,12 @@ class _Sweep:
         waiting = [point for point in planned if not point.is_done and not point.mistake]
         jobs = [Job(self.base, point, self.lock, self.options.share_gpus) for point in waiting]
         try:
-            self._check_metric(progress)
+            _check_metric(self.base, progress, self.metric)
             if jobs:
                 progress.start()
+                report = partial(_report, self.base, progress, self.metric)  # Dask copies it to its workers
                 with show_live_table(progress, jobs, self.metric):
-                    self.options.run(jobs, executor, partial(self._report, progress))
+                    self.options.run(jobs, executor, report)
         except ParamsError as error:
             self._record(progress, [*progress.done, *progress.failed])
             self.conclude(str(error))
@@ -204,19 +204,6 @@ class _Sweep:
         ran = [PointResult(name, progress.failed.get(name, "")) for name in names]
         self.results |= {result.name: result for result in ran}
         return ran
-
-    def _report(self, progress: SweepProgress, job: Job, error: Exception | None) -> None:
-        """Report the outcome of *job*. Raises `ParamsError` if the first experiment lacks the metric."""
-        progress.report(job.point.name, error)
-        if error is None and len(progress.done) == 1:
-            self._check_metric(progress)
-
-    def _check_metric(self, progress: SweepProgress) -> None:
-        """Raise `ParamsError` if the first finished point lacks the metric, so that no more points train."""
-        if self.metric and progress.done:
-            compared = collect_points(self.base, progress.done[:1])
-            if compared.metrics:  # none if the curves are not cached
-                select_metrics(compared, [self.metric])
 
     def _run_rungs(self, points: Sequence[Point], rungs: Rungs) -> list[PointResult]:
         """Run the points up to the epoch of each rung, the better ones of a rung up to the next one."""
@@ -281,6 +268,23 @@ class _Sweep:
             raise ParamsError("\n".join(lines))
         if lines:
             raise StageFailedError("\n".join(lines))
+
+
+def _report(
+    base: FrozenProject, progress: SweepProgress, metric: str | None, job: Job, error: Exception | None
+) -> None:
+    """Report the outcome of *job*. Raises `ParamsError` if it is the first experiment, without *metric*."""
+    progress.report(job.point.name, error)
+    if error is None and len(progress.done) == 1:
+        _check_metric(base, progress, metric)
+
+
+def _check_metric(base: FrozenProject, progress: SweepProgress, metric: str | None) -> None:
+    """Raise `ParamsError` if the first finished point lacks *metric*, so that no more points train."""
+    if metric and progress.done:
+        compared = collect_points(base, progress.done[:1])
+        if compared.metrics:  # none if the curves are not cached
+            select_metrics(compared, [metric])
 
 
 def _count(points: Collection[object]) -> str:
