@@ -41,6 +41,8 @@ from stages.system.processes import pids_below
 COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""
 PAUSE_SECONDS = 0.2
+EXIT_SECONDS = 60.0
+"""Time limit for the processes of a killed attempt to save and exit."""
 LOCK_SUFFIX = ".lock"
 """Suffix of the name of the lock file next to a copy."""
 
@@ -209,9 +211,9 @@ def remove_orphaned(folder: Path, is_in_use: Callable[[Path], bool] = _is_in_use
                 place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
 
 
-def wait_until_unused(place: Path, seconds: float) -> None:
-    """Wait until no process works in the copy *place*, but at most *seconds*."""
-    deadline = time.monotonic() + seconds
+def wait_until_unused(place: Path) -> None:
+    """Wait until no process works in the copy *place*, but at most `EXIT_SECONDS`."""
+    deadline = time.monotonic() + EXIT_SECONDS
     while _is_in_use(place) and time.monotonic() < deadline:
         time.sleep(PAUSE_SECONDS)
 

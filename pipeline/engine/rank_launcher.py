@@ -295,9 +295,7 @@ def _list_shown(config: FitConfig) -> dict[str, Shown]:
 
 
 @contextmanager
-def display_run(
-    store: Path, renderer: Renderer, progress: Progress, interval_seconds: float = INTERVAL_SECONDS
-) -> Iterator[None]:
+def display_run(store: Path, renderer: Renderer, progress: Progress) -> Iterator[None]:
     """Show the run that other processes train in *store* with *renderer*, from a thread of its own.
 
     *progress* is updated and passed to the renderer, without telemetry and without values of an epoch in
@@ -305,7 +303,7 @@ def display_run(
     """
     display = _Display(store, renderer, progress)
     try:
-        with _repeat(display.update, interval_seconds):
+        with _repeat(display.update, INTERVAL_SECONDS):
             yield
         display.end_epochs(progress.epoch)
     finally:

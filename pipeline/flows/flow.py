@@ -252,18 +252,18 @@ def _workspace(overrides: Sequence[str], deadline: float | None) -> Iterator[Rep
 def _write_page(run: FlowRun, results: Results | None, title: str) -> None:
     """Write the artifacts of the run, as soon as the server responds; an error is a warning."""
     logger = get_run_logger()
-    if wait_for_server(outage_seconds(), logger.warning) and results:
+    if wait_for_server(logger.warning) and results:
         try:
             write_artifacts(results, run, Artifacts.of_this_run(logger), title)
         except API_ERRORS as error:
-            if wait_for_server(outage_seconds(), logger.warning):  # otherwise this has printed a warning
+            if wait_for_server(logger.warning):  # otherwise this has printed a warning
                 logger.warning("the page of this run is incomplete: %s", summarize(error))
 
 
 def _end_tasks(run: UUID, _: object, error: BaseException | None, *_rest: object) -> None:
     """Give the tasks of *run* whose end the server has not received its state, except after a signal."""
     has_signal = not isinstance(error, Exception | None)
-    if has_signal or not wait_for_server(outage_seconds(), get_run_logger().warning):
+    if has_signal or not wait_for_server(get_run_logger().warning):
         return
     events = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
     events.start()

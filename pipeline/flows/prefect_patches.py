@@ -56,7 +56,6 @@ from pipeline.flows.server_outage import (
     exit_with_outage,
     has_given_up,
     is_refusal,
-    outage_seconds,
     summarize,
     wait_for_server,
 )
@@ -87,7 +86,7 @@ def _note_unsent_end(
     if not state.is_final():
         return propose()
     try:
-        if wait_for_server(outage_seconds(), _warn):
+        if wait_for_server(_warn):
             return propose()
     except API_ERRORS as error:
         if is_refusal(error):

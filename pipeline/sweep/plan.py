@@ -186,7 +186,10 @@ def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
         }
     except (DvcException, HydraException) as error:
         raise _syntax_error(set_params, error) from error
-    _check_keys(parsed)
+    for path, overrides in parsed.items():
+        keys = Counter(override.key_or_group for override in overrides)
+        if twice := [key for key, count in keys.items() if count > 1]:  # DVC would use the last values only
+            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
     return parsed
 
 
@@ -348,14 +351,6 @@ def _read_lock(base: FrozenProject, commit: str, params: Iterable[str]) -> Any:
     for name in params:
         text = re.sub(rf"^ {{6}}{re.escape(name)}:\n( {{7,}}.*\n|\n)*", "", text, flags=re.MULTILINE)
     return parse_params(text, "dvc.lock")
-
-
-def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
-    for path, overrides in parsed.items():
-        keys = Counter(override.key_or_group for override in overrides)
-        if twice := [key for key, count in keys.items() if count > 1]:
-            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
 
 
 def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:
