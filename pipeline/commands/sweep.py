@@ -8,7 +8,6 @@ import typer
 from pipeline.commands.options import flag, set_verbosity
 from pipeline.commands.results import SweepPoint
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import print_error
 
 
 def sweep(
@@ -146,7 +145,7 @@ def sweep(
     with set_verbosity(quiet=quiet, verbose=False):
         hide_prefect_logs()
         run = run_without_flow
-        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error):
+        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED):
             from pipeline.sweep.flow_records import run_in_flow as run
         executor = build_executor(engine, jobs, address)
         options = SweepOptions(

@@ -6,9 +6,10 @@ Only the holder of the project lock edits params.yaml for a run, so a journal is
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
 from pipeline.engine.lock import project_lock
@@ -53,12 +54,16 @@ class _Entry:
 
 
 @contextmanager
-def edit_params(text: str) -> Iterator[None]:
-    """Write *text* to params.yaml, and restore its previous content if the block raises.
+def edit_params(overrides: Sequence[str]) -> Iterator[None]:
+    """Set *overrides* in params.yaml, if any, and restore its previous content if the block raises.
 
     A later command restores it if this process is killed in the block. If another process edits the file
     in the block, that edit stays. Hold the project lock around the block.
     """
+    if not overrides:
+        yield
+        return
+    text = import_module("pipeline.project.params_edit").override_params(overrides)  # imports DVC
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
     write_text(PARAMS_JOURNAL, json.dumps(asdict(entry)))
     try:

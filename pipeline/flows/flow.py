@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,7 +53,7 @@ from pipeline.flows.task_run import TASKS, hide_expected_errors, run_recorded
 from pipeline.project.check import check_stages
 from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
-from pipeline.project.params_edit import check_overrides, override_params
+from pipeline.project.params_edit import check_overrides
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
@@ -245,7 +245,7 @@ def _workspace(overrides: Sequence[str], deadline: float | None) -> Iterator[Rep
     start_watchdog(os.getpid())
     with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
-        with edit_params(override_params(overrides)) if overrides else nullcontext():
+        with edit_params(overrides):
             yield lambda name, outcome: logger.info("%s: %s", name, outcome)
 
 

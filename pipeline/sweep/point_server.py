@@ -39,7 +39,6 @@ from pipeline.flows.prefect_api import run_stage_of_dvc
 from pipeline.project.git import run_git
 from pipeline.project.params_edit import set_params
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
-from stages.contracts.printing import print_error
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 from stages.system.processes import end_process
 
@@ -253,7 +252,7 @@ class _FirstPoint:
         if name == TRAINING:
             self._path.write_bytes(b"1")
             self.close()
-        run_stage_of_dvc(name, os.getpid(), print_error)
+        run_stage_of_dvc(name, os.getpid())
         sys.stdout.flush()
 
 
