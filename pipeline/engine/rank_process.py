@@ -126,13 +126,14 @@ def build_interruption(exits: Collection[RankExit]) -> RunInterruptedError | Non
     """Return the error for ranks that were stopped and have saved, with rank 0's message; None without one.
 
     A rank that stopped because another one received a signal has the code of SIGINT, so another signal counts
-    first.
+    first. A rank that had no handler yet was ended by the SIGTERM of the launcher.
     """
-    stopped = sorted((exited for exited in exits if exited.code in STOPPED), key=lambda exited: exited.rank)
+    stopped = sorted((exited for exited in exits if exited.code != 0), key=lambda exited: exited.rank)
     if not stopped:
         return None
-    numbers = sorted(STOPPED[exited.code] for exited in stopped)
-    number = next((number for number in numbers if number != SIGINT), SIGINT)
+    numbers = sorted(STOPPED[exited.code] for exited in stopped if exited.code in STOPPED)
+    default = SIGINT if numbers else SIGTERM
+    number = next((number for number in numbers if number != SIGINT), default)
     message = stopped[0].report.message if stopped[0].report else DEFAULT_MESSAGE
     return RunInterruptedError(message.removeprefix(f"{Signals(number).name}: "), number)
 
