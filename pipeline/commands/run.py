@@ -1,7 +1,7 @@
 """The commands that run stages: ``learner run``, ``resume`` and ``serve``, and ``stage`` for dvc.yaml."""
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,7 +24,7 @@ Events = Annotated[
 ]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pipeline.engine.reproduce import Outcome
     from stages.contracts.events import Renderer
@@ -143,6 +143,7 @@ def run_stages(
 
     record_reads().record_loaded()
     from pipeline.engine.lock import project_lock
+    from pipeline.engine.params_journal import edit_params
     from pipeline.engine.reproduce import reproduce, select_stages
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
@@ -153,10 +154,10 @@ def run_stages(
     stages = select_stages(targets, downstream=downstream)
     _check_params(stages, overrides)  # before a process is started or an output is removed
     read_renderer_name()
-    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error)
+    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED)
     with project_lock():
         fork_watchdog(os.getpid())
-        with _set_params(overrides):
+        with edit_params(overrides):
             if is_recorded:
                 from pipeline.flows.flow import learner, run_from_command_line
 
@@ -186,19 +187,6 @@ def _check_params(stages: "Sequence[str]", overrides: "Sequence[str]") -> None:
         params = read_params()
         check_params(params)
         check_deps(params, stages)
-
-
-@contextmanager
-def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
-    """Set *overrides* in params.yaml, and restore its previous content if the block raises."""
-    if not overrides:
-        yield
-        return
-    from pipeline.engine.params_journal import edit_params
-    from pipeline.project.params_edit import override_params
-
-    with edit_params(override_params(overrides)):
-        yield
 
 
 def stage(name: Annotated[str, argument("Name of the stage in dvc.yaml.")]) -> None:
@@ -244,7 +232,7 @@ def _run_with_lock(name: str) -> None:
             stack.enter_context(project_lock(waiting, dvc=dvc))
             if restore_params(print_error):  # DVC chose the stage with the overrides in params.yaml
                 raise StageError(f"{name} was not run with them. Run the same command again")
-            run_stage_of_dvc(name, dvc, print_error)
+            run_stage_of_dvc(name, dvc)
         except BaseException as error:
             if dvc and is_alive(dvc):  # otherwise another DVC process may be writing the outputs
                 from pipeline.engine.reproduce import restore_outputs

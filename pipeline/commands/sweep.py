@@ -8,7 +8,6 @@ import typer
 from pipeline.commands.options import flag, option, set_verbosity
 from pipeline.commands.results import SweepPoint
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import print_error
 
 
 def sweep(
@@ -112,7 +111,7 @@ def sweep(
     from pipeline.sweep.plan import Point, expand, fold, repeat
     from pipeline.sweep.progress import hide_prefect_logs
     from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
-    from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
+    from pipeline.sweep.sweep import SweepOptions, print_plan, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
     _check_combination(search, trials, batch, draw, stop)
@@ -136,7 +135,7 @@ def sweep(
     with set_verbosity(quiet=quiet, verbose=False):
         hide_prefect_logs()
         run = run_without_flow
-        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error):
+        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED):
             from pipeline.sweep.flow_records import run_in_flow as run
         executor = build_executor(engine, jobs, address)
         options = SweepOptions(
@@ -148,7 +147,7 @@ def sweep(
             has_repeats=has_repeats,
             output=output,
         )
-        results = run_search(source, options) if isinstance(source, Search) else run_sweep(source, options)
+        results = run_sweep(source, options)
     return [SweepPoint(one.name, "stopped early" if one.stopped else "done") for one in results]
 
 

@@ -42,8 +42,6 @@ class StageCall:
     """The signals to deliver while the function or a command runs."""
     commands: Collection[str] | None = None
     """The commands to replace, with ``{name}`` for the name of the stage; DVC runs others. None means all."""
-    root: str = ""
-    """The value of DVC_ROOT, below which the run stores are; by default the root of the stage's project."""
     announce: Callable[[Any], None] | None = None
     """Called with DVC's object of the stage before it runs."""
     has_started: bool = False
@@ -74,7 +72,7 @@ def _call_function(original: Any, stage: Any, dry: bool = False, run_env: Any = 
         original(stage, dry=dry, run_env=run_env)
         return
     call.has_started = True
-    variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
+    variables = {DVC_ROOT: stage.repo.root_dir, DVC_STAGE: stage.addressing}
     with _environment(variables), call.signals.delivery():
         if call.announce:
             call.announce(stage)
@@ -145,21 +143,23 @@ def _list_or_raise(
 
 def _verify_cached_outputs(original: Any, stage: Any) -> bool:
     for output in stage.outs:
-        _remove_partial_copies(output)
-        remove_damaged_output(output)
+        _remove_damage(output)
     return bool(original(stage))
 
 
 def _verify_before_commit(original: Any, output: Output, *arguments: Any, **options: Any) -> None:
-    _remove_partial_copies(output)
-    remove_damaged_output(output)
+    _remove_damage(output)
     original(output, *arguments, **options)
 
 
-def _remove_partial_copies(output: Output) -> None:
-    """Remove the files beside *output* to which a killed DVC copied; this process has the lock of DVC."""
+def _remove_damage(output: Output) -> None:
+    """Remove *output* from the cache if it is damaged, and the files beside it to which a killed DVC copied.
+
+    This process has the lock of DVC, so no other one writes them.
+    """
     for path in find_temporary_files(Path(output.fs_path).parent):
         path.unlink(missing_ok=True)
+    remove_damaged_output(output)
 
 
 def _raise_on_failure(original: Any, src: Any, dest: Any, *arguments: Any, **options: Any) -> Any:

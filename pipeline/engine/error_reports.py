@@ -109,7 +109,9 @@ def report_error(error: BaseException) -> int:
         return code
     if isinstance(error, RunInterruptedError):
         return _report(message, code)
-    print_full_traceback(error)
+    if os.environ.get(TRACEBACK_VARIABLE):
+        error.__suppress_context__ = False  # also the exception that a message has replaced
+        print_traceback(error)
     return _report(f"{ERROR_PREFIX}{message}", code)
 
 
@@ -139,13 +141,6 @@ def _report(message: str, code: int) -> int:
         except BrokenPipeError:
             discard_output()
     return code
-
-
-def print_full_traceback(error: BaseException) -> None:
-    """Print the full traceback of *error* to standard error if `TRACEBACK_VARIABLE` is set."""
-    if os.environ.get(TRACEBACK_VARIABLE):
-        error.__suppress_context__ = False  # also the exception that a message has replaced
-        print_traceback(error)
 
 
 def print_traceback(error: BaseException) -> None:

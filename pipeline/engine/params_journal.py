@@ -6,9 +6,10 @@ Only the holder of the project lock edits params.yaml for a run, so a journal is
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
 from pipeline.engine.lock import project_lock
@@ -47,18 +48,22 @@ class _Entry:
     def content(self) -> bytes:
         return base64.b64decode(self.original)
 
-    def is_open(self, current: str | None) -> bool:
-        """Return whether params.yaml, which has the digest *current* or is missing, has the overrides."""
-        return current == self.edited != _digest(self.content)
+    def is_open(self) -> bool:
+        """Return whether params.yaml has the overrides."""
+        return _current() == self.edited != _digest(self.content)
 
 
 @contextmanager
-def edit_params(text: str) -> Iterator[None]:
-    """Write *text* to params.yaml, and restore its previous content if the block raises.
+def edit_params(overrides: Sequence[str]) -> Iterator[None]:
+    """Set *overrides* in params.yaml, if any, and restore its previous content if the block raises.
 
     A later command restores it if this process is killed in the block. If another process edits the file
     in the block, that edit stays. Hold the project lock around the block.
     """
+    if not overrides:
+        yield
+        return
+    text = import_module("pipeline.project.params_edit").override_params(overrides)  # imports DVC
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
     write_text(PARAMS_JOURNAL, json.dumps(asdict(entry)))
     try:
@@ -81,22 +86,23 @@ def restore_params(report: Report | None = None) -> bool:
     entry = _Entry.read()
     if entry is None:
         return False
-    current = _current()
-    is_overridden = entry.is_open(current)
-    is_edited = current not in (entry.edited, _digest(entry.content))
-    if is_edited and report is None:
-        return False
+    is_overridden = entry.is_open()
     if is_overridden:
+        message = f"restored {PARAMS}: a run that was killed had set overrides in it"
         replace_content(PARAMS, entry.content)
-        _send(report, f"restored {PARAMS}: a run that was killed had set overrides in it")
-    if is_edited:
+    elif _current() in (entry.edited, _digest(entry.content)):
+        message = ""
+    elif report is None:
+        return False
+    else:
+        message = (
+            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
+            f"restored. Compare it with {PARAMS_BACKUP}, its content before that run"
+        )
         with open_atomic(PARAMS_BACKUP) as file:
             file.write(entry.content)
-        _send(
-            report,
-            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
-            f"restored. Compare it with {PARAMS_BACKUP}, its content before that run",
-        )
+    if report and message:
+        report(message)
     _discard()
     return is_overridden
 
@@ -107,7 +113,7 @@ def describe_open_journal() -> str | None:
     Nothing is changed. While a run is in progress, the overrides may be its own.
     """
     entry = _Entry.read()
-    if entry is None or not entry.is_open(_current()) or is_locked(PROJECT_LOCK):
+    if entry is None or not entry.is_open() or is_locked(PROJECT_LOCK):
         return None
     return (
         f"{PARAMS} has the overrides of a run that was killed. The next `learner run`, or "
@@ -124,11 +130,6 @@ def restore_idle_params(report: Report | None = None) -> None:
             restore_params(report)
     except StageError:  # the lock is held: the run that set the overrides may be the one in progress
         return
-
-
-def _send(report: Report | None, message: str) -> None:
-    if report:
-        report(message)
 
 
 def _current() -> str | None:

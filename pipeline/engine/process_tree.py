@@ -47,11 +47,13 @@ def terminate_with(pids: Sequence[int]) -> None:
 
     *pids* are its `ancestors_up_to_dvc`. If DVC has exited already, the signal is sent at once too.
     """
-    if not pids or (_dvc_writers() and not _dvc_writers() & set(pids)):
-        _terminate()
-        return
+
+    def are_there() -> bool:
+        writers = _dvc_writers()
+        return ancestors_up_to_dvc() == list(pids) and (not writers or not writers.isdisjoint(pids))
+
     request_parent_death_signal(SIGTERM)
-    _watch(pids, lambda: ancestors_up_to_dvc() == list(pids))
+    _watch(pids, are_there)
 
 
 def terminate_with_parent(parent: int) -> None:
@@ -80,28 +82,23 @@ def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
     try:
         handles = [os.pidfd_open(pid) for pid in pids]
     except ProcessLookupError:
+        handles = []
+    if handles and are_there():  # otherwise one has exited, and its number may be in use again
+        threading.Thread(target=_terminate_after, args=(handles,), daemon=True).start()
+    else:
         _terminate()
-        return
-    except (AttributeError, OSError):  # not Linux, or an old one
-        threading.Thread(target=_poll_parent, args=(os.getppid(),), daemon=True).start()
-        return
-    if not are_there():  # one has exited, and its number may be in use again
-        _terminate()
-        return
-    threading.Thread(target=_wait_for_exit, args=(handles,), daemon=True).start()
 
 
-def _wait_for_exit(handles: Sequence[int]) -> None:
+def wait_for_exit(handles: Sequence[int]) -> None:
+    """Wait until one of the processes with the descriptors *handles* has exited."""
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
     poll.poll()
-    _terminate()
 
 
-def _poll_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
+def _terminate_after(handles: Sequence[int]) -> None:
+    wait_for_exit(handles)
     _terminate()
 
 

@@ -8,7 +8,7 @@ neither DVC nor a kill changes the user's files.
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +41,8 @@ from stages.system.processes import pids_below
 COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""
 PAUSE_SECONDS = 0.2
+EXIT_SECONDS = 60.0
+"""Time limit for the processes of a killed attempt to save and exit."""
 LOCK_SUFFIX = ".lock"
 """Suffix of the name of the lock file next to a copy."""
 
@@ -57,11 +59,6 @@ class FrozenProject:
     """The commit that the experiments belong to."""
     commit: str
     """HEAD with the changes in the workspace; HEAD itself if nothing has changed."""
-
-    @property
-    def prefix(self) -> Path:
-        """Return the path of the project below the top level."""
-        return self.root.relative_to(self.top)
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
@@ -151,7 +148,7 @@ def _clone(base: FrozenProject, place: Path) -> Path:
         _check_out(base.top, place, base.head, base.commit)
         for name, value in _identity(base).items():
             run_git(place, "config", name, value)
-        folder = place / base.prefix
+        folder = place / base.root.relative_to(base.top)
         _share_cache(base.root, folder)
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"{RUNS_FOLDER}\n")
@@ -197,28 +194,28 @@ def copy_compiled_modules(base: FrozenProject, folder: Path) -> None:
                 os.utime(source, ns=(0, original.stat().st_mtime_ns))
 
 
-def remove_orphaned(folder: Path) -> None:
-    """Remove the orphaned copies below *folder*, in which no process works any more.
+def _is_in_use(place: Path) -> bool:
+    """Return whether the working directory of a process is *place*, or below it."""
+    return any(True for _ in pids_below(place))
+
+
+def remove_orphaned(folder: Path, is_in_use: Callable[[Path], bool] = _is_in_use) -> None:
+    """Remove the orphaned copies below *folder*, in which no process works any more, by *is_in_use*.
 
     Each copy has a lock file next to it.
     """
     for place in folder.glob(f"*{COPY_SUFFIX}"):
         with suppress(OSError, RunInUseError), hold_lock(place.with_suffix(LOCK_SUFFIX)):
-            if not _is_in_use(place):
+            if not is_in_use(place):
                 shutil.rmtree(place, ignore_errors=True)
                 place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
 
 
-def wait_until_unused(place: Path, seconds: float) -> None:
-    """Wait until no process works in the copy *place*, but at most *seconds*."""
-    deadline = time.monotonic() + seconds
+def wait_until_unused(place: Path) -> None:
+    """Wait until no process works in the copy *place*, but at most `EXIT_SECONDS`."""
+    deadline = time.monotonic() + EXIT_SECONDS
     while _is_in_use(place) and time.monotonic() < deadline:
         time.sleep(PAUSE_SECONDS)
-
-
-def _is_in_use(place: Path) -> bool:
-    """Return whether the working directory of a process is *place*, or below it."""
-    return any(True for _ in pids_below(place))
 
 
 def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str = "") -> None:
@@ -228,9 +225,6 @@ def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str 
     """
     ref = base.ref(name)
     options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc")
-    if not replaces:
-        run_git(base.top, "fetch", *options, str(place), f"{ref}:{ref}")
-        return
     run_git(base.top, "fetch", *options, str(place), ref)
     run_git(base.top, "update-ref", ref, run_git(place, "rev-parse", ref).strip(), replaces)
 

@@ -21,15 +21,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TextIO
 
 from pipeline.engine.error_reports import REPORT_VARIABLE, read_report
-from pipeline.engine.rank_process import (
-    RankExit,
-    build_failure,
-    build_interruption,
-    find_failure,
-    find_stop,
-    log_of,
-    report_of,
-)
+from pipeline.engine.rank_process import RankExit, build_failure, build_interruption, log_of, report_of
 from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
 from stages.contracts.events import Interrupter, Progress, Renderer, Renderers, Shown
@@ -40,7 +32,8 @@ from stages.params.fit_params import FitConfig, FitPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.runs.heartbeat import read_beat
 from stages.runs.layout import ranks_of
-from stages.system.processes import ProcessIdentity, block_signals, module_command
+from stages.system.file_lock import open_lock
+from stages.system.processes import block_signals, module_command
 
 log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -108,10 +101,8 @@ def _run_group(
     with _copy_text(log_of(folder, 0), output):
         ranks = _Ranks(folder.absolute())
         ranks.run(command, len(devices), interrupter, is_copied=output is not None)
-    if failed := find_failure(ranks.exits):
-        raise build_failure(failed, devices[failed.rank], folder)
-    if stopped := find_stop(ranks.exits):
-        raise build_interruption(stopped)
+    if error := build_failure(ranks.exits, devices, folder) or build_interruption(ranks.exits):
+        raise error
 
 
 def open_local_store() -> Any:
@@ -185,9 +176,7 @@ class _Ranks:
         with ExitStack() as stack:
             streams: dict[str, Any] = {}
             if has_log:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-                log_file = os.open(log_of(self._folder, rank), flags, 0o644)
-                stack.callback(os.close, log_file)
+                log_file = stack.enter_context(os.fdopen(open_lock(log_of(self._folder, rank)), "ab"))
                 streams = {
                     "stdin": subprocess.DEVNULL,
                     "stdout": log_file,
@@ -306,22 +295,19 @@ def _list_shown(config: FitConfig) -> dict[str, Shown]:
 
 
 @contextmanager
-def display_run(
-    store: Path, renderer: Renderer, progress: Progress, interval_seconds: float = INTERVAL_SECONDS
-) -> Iterator[None]:
+def display_run(store: Path, renderer: Renderer, progress: Progress) -> Iterator[None]:
     """Show the run that other processes train in *store* with *renderer*, from a thread of its own.
 
     *progress* is updated and passed to the renderer, without telemetry and without values of an epoch in
     progress. If no process trains in the block, the renderer is not called.
     """
     display = _Display(store, renderer, progress)
-    is_complete = False
     try:
-        with _repeat(display.update, interval_seconds):
+        with _repeat(display.update, INTERVAL_SECONDS):
             yield
-        is_complete = True
+        display.end_epochs(progress.epoch)
     finally:
-        display.close(is_complete=is_complete)
+        display.close()
 
 
 class _Display:
@@ -333,10 +319,9 @@ class _Display:
         self._saved = {*list_epochs(store / CHECKPOINT_FOLDER)}
         self._shown_epochs: int | None = None
         """The last epoch whose end was shown; None before the first heartbeat."""
-        self._earlier: ProcessIdentity | None = None
+        beat = read_beat(store)
+        self._earlier = beat and beat.owner
         """The process of an earlier run, whose heartbeat is in the store."""
-        if beat := read_beat(store):
-            self._earlier = beat.owner
 
     def update(self) -> None:
         """Show the last heartbeat, and the end of each epoch before its epoch."""
@@ -347,20 +332,17 @@ class _Display:
             self._shown_epochs = max(0, beat.epoch - 1)
             progress.first_epoch = self._shown_epochs + 1
             self._renderer.start(progress)
-        self._end_epochs(beat.epoch - 1)
+        self.end_epochs(beat.epoch - 1)
         progress.epoch, progress.split = beat.epoch, Split(beat.split)
         progress.batch, progress.batches = beat.step, beat.steps
         self._renderer.step(progress)
         self._show_checkpoints()
 
-    def close(self, *, is_complete: bool) -> None:
-        """Show the end of the last epoch if the run *is_complete*, and close the renderer."""
-        if self._shown_epochs is None:
-            return
-        if is_complete:
-            self._end_epochs(self._progress.epoch)
-        self._show_checkpoints()
-        self._renderer.close()
+    def close(self) -> None:
+        """Show the last checkpoints, and close the renderer."""
+        if self._shown_epochs is not None:
+            self._show_checkpoints()
+            self._renderer.close()
 
     def _show_checkpoints(self) -> None:
         """Show the checkpoints that were written since the last call and are still there."""
@@ -368,9 +350,10 @@ class _Display:
             Renderers([self._renderer]).checkpoint(epoch)
             self._saved.add(epoch)
 
-    def _end_epochs(self, last: int) -> None:
-        """Show the end of each epoch up to *last* that was not shown."""
-        for epoch in range((self._shown_epochs or 0) + 1, last + 1):
+    def end_epochs(self, last: int) -> None:
+        """Show the end of each epoch up to *last* that was not shown, after the first heartbeat."""
+        shown = last if self._shown_epochs is None else self._shown_epochs
+        for epoch in range(shown + 1, last + 1):
             self._read(epoch)
             self._progress.epoch = self._shown_epochs = epoch
             self._renderer.epoch_end(self._progress, self._history)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NoReturn
@@ -81,14 +81,6 @@ class RankExit:
         return self.code != 0 and self.code not in STOPPED
 
     @property
-    def is_consequence(self) -> bool:
-        """Return whether the rank failed because another one did.
-
-        It lost the connection to it, or was killed by the launcher before it reported an error.
-        """
-        return self.is_lost or self.was_ended
-
-    @property
     def was_ended(self) -> bool:
         """Return whether the launcher ended the rank before it reported an error."""
         return -self.code in self.sent and self.report is None
@@ -99,7 +91,24 @@ class RankExit:
         return self.report is not None and self.report.code == RankLostError.exit_code
 
 
-def find_failure(exits: Collection[RankExit]) -> RankExit | None:
+def build_failure(exits: Collection[RankExit], devices: Sequence[str], folder: Path) -> StageError | None:
+    """Return the error of the rank that failed first, with its log in *folder*; None if no rank failed.
+
+    *devices* are those of the ranks, for the message.
+    """
+    failed = _find_failure(exits)
+    if failed is None:
+        return None
+    log = log_of(folder, failed.rank)
+    lines = read_lines(log) if failed.rank > 0 and log.exists() else []
+    reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
+    place = f"\n  log: {log}" if lines else ""
+    tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
+    reason = reported or _describe(failed)
+    return StageError(f"rank {failed.rank} ({devices[failed.rank]}): {reason}{place}{tail}")
+
+
+def _find_failure(exits: Collection[RankExit]) -> RankExit | None:
     """Return the exit of the rank that failed first; None if no rank failed.
 
     The others usually fail because they lose the connection to it. A rank that was killed is therefore the
@@ -107,38 +116,25 @@ def find_failure(exits: Collection[RankExit]) -> RankExit | None:
     error have lost a connection, it is that to a rank that exited with code 0 or did not respond.
     """
     failed = [exited for exited in exits if exited.has_failed]
-    causes = [exited for exited in failed if not exited.is_consequence]
+    causes = [exited for exited in failed if not (exited.is_lost or exited.was_ended)]
     lost = [exited for exited in failed if exited.is_lost]
     silent = [exited for exited in exits if exited.code == 0 or exited.was_ended] if lost else []
     return min(causes or silent or lost, key=_order, default=None)
 
 
-def find_stop(exits: Sequence[RankExit]) -> RankExit | None:
-    """Return the exit that describes the stop of all ranks best: with a signal's code, and rank 0's message.
+def build_interruption(exits: Collection[RankExit]) -> RunInterruptedError | None:
+    """Return the error for ranks that were stopped and have saved, with rank 0's message; None without one.
 
-    A rank that stopped because another one received a signal has the code of SIGINT.
+    A rank that stopped because another one received a signal has the code of SIGINT, so another signal counts
+    first. A rank that had no handler yet was ended by the SIGTERM of the launcher.
     """
-    stopped = [exited for exited in exits if exited.code != 0]
-    codes = sorted(exited.code for exited in stopped if exited.code in STOPPED)
-    direct = [code for code in codes if code != 128 + SIGINT] or codes
-    first = min(stopped, key=lambda exited: exited.rank, default=None)
-    return first and replace(first, code=direct[0] if direct else first.code)
-
-
-def build_failure(failed: RankExit, device: str, folder: Path) -> StageError:
-    """Return the error for the rank that failed first, on *device*, with its log in *folder*."""
-    log = log_of(folder, failed.rank)
-    lines = read_lines(log) if failed.rank > 0 and log.exists() else []
-    reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
-    place = f"\n  log: {log}" if lines else ""
-    tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
-    return StageError(f"rank {failed.rank} ({device}): {reported or _describe(failed)}{place}{tail}")
-
-
-def build_interruption(stopped: RankExit) -> RunInterruptedError:
-    """Return the error for ranks that were stopped and have saved, with the message of one of them."""
-    number = STOPPED.get(stopped.code, SIGTERM)
-    message = stopped.report.message if stopped.report else DEFAULT_MESSAGE
+    stopped = sorted((exited for exited in exits if exited.code != 0), key=lambda exited: exited.rank)
+    if not stopped:
+        return None
+    numbers = sorted(STOPPED[exited.code] for exited in stopped if exited.code in STOPPED)
+    default = SIGINT if numbers else SIGTERM
+    number = next((number for number in numbers if number != SIGINT), default)
+    message = stopped[0].report.message if stopped[0].report else DEFAULT_MESSAGE
     return RunInterruptedError(message.removeprefix(f"{Signals(number).name}: "), number)
 
 

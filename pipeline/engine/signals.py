@@ -9,7 +9,7 @@ import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, Signals
 from typing import Any
 
@@ -155,6 +155,5 @@ def _restore(before: dict[int, Any]) -> None:
 
 
 def request_parent_death_signal(number: int) -> None:
-    """Have the kernel send signal *number* when the thread that started this process ends; on Linux only."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    """Have the kernel send signal *number* when the thread that started this process ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

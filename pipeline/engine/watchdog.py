@@ -6,19 +6,18 @@ small, or started as a program if this process has threads. It exits after the p
 """
 
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.engine.params_journal import restore_idle_params
+from pipeline.engine.process_tree import wait_for_exit
 from pipeline.project.lockfile import back_up_lockfile, repair_lockfiles
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 from stages.system.file_lock import open_lock, try_lock
-from stages.system.processes import is_alive, module_command
+from stages.system.processes import module_command
 
 
 def fork_watchdog(pid: int) -> None:
@@ -71,23 +70,12 @@ def _wait_and_repair(pid: int) -> None:
     with suppress(OSError), os.fdopen(open_lock(claim), "r+") as file:
         if not try_lock(file):
             return
-        _wait(pid)
+        with suppress(ProcessLookupError):
+            wait_for_exit([os.pidfd_open(pid)])
         repair_lockfiles()
         back_up_lockfile()
         restore_idle_params()
         claim.unlink()
-
-
-def _wait(pid: int) -> None:
-    try:
-        poll = select.poll()
-        poll.register(os.pidfd_open(pid), select.POLLIN)
-        poll.poll()
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):  # an old kernel
-        while is_alive(pid):
-            time.sleep(0.2)
 
 
 if __name__ == "__main__":

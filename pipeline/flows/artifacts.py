@@ -69,7 +69,7 @@ class Artifacts:
         flow_run = flow.flow_run.id if flow and flow.flow_run else None
         return cls(flow_run, task.task_run.id if task else None, logger)
 
-    def create(self, kind: str, key: str, data: Any, description: str = "") -> UUID:
+    def create(self, kind: str, key: str, data: Any, description: str) -> UUID:
         """Write an artifact and return its id; *key* has lower-case letters, digits and dashes."""
         artifact = ArtifactCreate(
             type=kind,
@@ -95,23 +95,16 @@ class ProgressRenderer(NoRenderer):
     end by a few seconds.
     """
 
-    def __init__(self, artifacts: Artifacts, interval_seconds: float = PROGRESS_INTERVAL_SECONDS) -> None:
+    def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
-        self._interval = interval_seconds
         self._now: tuple[float, str] = (0.0, "")
         self._line = ""
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @classmethod
-    def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "ProgressRenderer":
-        """Return a renderer for the task run in progress."""
-        return cls(Artifacts.of_this_run(logger))
-
     def start(self, progress: Progress) -> None:
         """Create the artifact."""
         self._record(progress)
-        self._has_ended.clear()
         self._thread = threading.Thread(target=self._update_artifact, name="progress", daemon=True)
         self._thread.start()
 
@@ -143,7 +136,7 @@ class ProgressRenderer(NoRenderer):
         sent: tuple[float, str] | None = None
         has_ended, pause = False, 0.0
         while not has_ended:
-            has_ended, pause = self._has_ended.wait(pause), self._interval
+            has_ended, pause = self._has_ended.wait(pause), PROGRESS_INTERVAL_SECONDS
             now = self._now
             with suppress(*API_ERRORS):  # the next update is tried, and the end of the run reports an outage
                 if artifact is None:

@@ -43,8 +43,6 @@ _APPLIED = "Experiment results have been applied to your workspace."
 """What DVC prints at the end, about the copy."""
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """Matches the beginning of a line that a stage has logged to the server itself."""
-EXIT_SECONDS = 60.0
-"""Time limit for the processes of a killed attempt to save and exit."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def run_experiment(
     place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
     place.parent.mkdir(parents=True, exist_ok=True)
     remove_orphaned(place.parent)
-    wait_until_unused(place, EXIT_SECONDS)
+    wait_until_unused(place)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
         if outside := find_outside_data(read_params(folder / PARAMS), base.content("dvc.yaml"), base.root):

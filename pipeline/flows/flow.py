@@ -8,15 +8,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
+from uuid import UUID
 
 from prefect import State, flow, get_run_logger
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
@@ -53,7 +53,7 @@ from pipeline.flows.task_run import TASKS, hide_expected_errors, run_recorded
 from pipeline.project.check import check_stages
 from pipeline.project.git import check_delivered_files
 from pipeline.project.params import read_params
-from pipeline.project.params_edit import check_overrides, override_params
+from pipeline.project.params_edit import check_overrides
 from pipeline.project.revisions.revision import Results, read_results
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
@@ -132,14 +132,14 @@ def learner(
         body = partial(run_recorded, run=command_line.run)
     execute = partial(reproduce, run=body, force=force)
     register_this_run()
+    this_run = _this_run()
     with ExitStack() as stack:
-        stack.push(_end_tasks)
+        stack.push(partial(_end_tasks, this_run.id))
         try:
             if command_line is None:
                 _prepare(overrides, experiment=experiment, push=push)
             stages = select_stages(targets, downstream=downstream)
-            title = _read_title()
-            this_run = _this_run()
+            title = _read_title(this_run)
             name = f"{slug(title)}-{slug(this_run.name)}-{str(this_run.id)[-6:]}" if experiment else None
             if name:
                 options = {"--downstream": downstream, "--force": force}
@@ -156,7 +156,7 @@ def learner(
                         report(stage, outcome)
                     results = read_results() if "fit" in stages else None
             note_end(this_run.id, Completed())
-            stack.callback(_write_page, results, title)
+            stack.callback(_write_page, this_run, results, title)
             if push:
                 push_results(name, get_run_logger().info)
         except TimeoutError:
@@ -245,27 +245,25 @@ def _workspace(overrides: Sequence[str], deadline: float | None) -> Iterator[Rep
     start_watchdog(os.getpid())
     with project_lock(timeout_seconds=wait_seconds if remaining is None else min(wait_seconds, remaining)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
-        with edit_params(override_params(overrides)) if overrides else nullcontext():
+        with edit_params(overrides):
             yield lambda name, outcome: logger.info("%s: %s", name, outcome)
 
 
-def _write_page(results: Results | None, title: str) -> None:
+def _write_page(run: FlowRun, results: Results | None, title: str) -> None:
     """Write the artifacts of the run, as soon as the server responds; an error is a warning."""
     logger = get_run_logger()
-    if wait_for_server(outage_seconds(), logger.warning) and results:
+    if wait_for_server(logger.warning) and results:
         try:
-            write_artifacts(results, _this_run(), Artifacts.of_this_run(logger), title)
+            write_artifacts(results, run, Artifacts.of_this_run(logger), title)
         except API_ERRORS as error:
-            if wait_for_server(outage_seconds(), logger.warning):  # otherwise this has printed a warning
+            if wait_for_server(logger.warning):  # otherwise this has printed a warning
                 logger.warning("the page of this run is incomplete: %s", summarize(error))
 
 
-def _end_tasks(_: object, error: BaseException | None, *_rest: object) -> None:
-    """Give the tasks whose end the server has not received the state of the flow, except after a signal."""
-    run = FlowRunContext.get()
-    if run is None or run.flow_run is None or not (error is None or isinstance(error, Exception)):
-        return
-    if not wait_for_server(outage_seconds(), get_run_logger().warning):
+def _end_tasks(run: UUID, _: object, error: BaseException | None, *_rest: object) -> None:
+    """Give the tasks of *run* whose end the server has not received its state, except after a signal."""
+    has_signal = not isinstance(error, Exception | None)
+    if has_signal or not wait_for_server(get_run_logger().warning):
         return
     events = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
     events.start()
@@ -273,19 +271,17 @@ def _end_tasks(_: object, error: BaseException | None, *_rest: object) -> None:
     message = "The server has not received the end of this task"
     state: State[Any] = Failed(message=message) if error else Completed(message=message)
     with suppress(*API_ERRORS), short_timeout_client() as client:
-        end_tasks(client, run.flow_run.id, state)
+        end_tasks(client, run, state)
 
 
-def _read_title() -> str:
-    """Return the name of the deployment, or that of the project's folder.
+def _read_title(run: FlowRun) -> str:
+    """Return the name of the deployment of *run*, or that of the project's folder.
 
     Only the name of a deployment is read from the server, so it is read before the stages run.
     """
-    context = FlowRunContext.get()
-    deployment = _this_run().deployment_id
-    if context and deployment:
-        with suppress(*API_ERRORS):
-            return cast(SyncPrefectClient, context.client).read_deployment(deployment).name
+    if run.deployment_id:
+        with suppress(*API_ERRORS), short_timeout_client() as client:
+            return client.read_deployment(run.deployment_id).name
     return Path.cwd().name
 
 

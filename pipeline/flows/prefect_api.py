@@ -8,7 +8,7 @@ import threading
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from http import HTTPStatus
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from pipeline.engine.stage_run import run_stage
 from pipeline.project.versions import VERSIONS
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.printing import print_error
 from stages.contracts.text import hide_passwords
 from stages.runs.layout import UNREACHABLE_API_FILE
 from stages.system.files import write_text
@@ -78,10 +79,10 @@ def read_recording(default: Recording) -> Recording:
     return Recording(text)
 
 
-def is_recorded(default: Recording, warn: Callable[[str], None]) -> bool:
+def is_recorded(default: Recording) -> bool:
     """Return whether to record a run in Prefect, after a probe of the API that is configured.
 
-    *default* applies if ``LEARNER_PREFECT`` is not set; *warn* receives the warning if an optional record is
+    *default* applies if ``LEARNER_PREFECT`` is not set. A warning is printed if an optional record is
     impossible. Raises `StageError` if a required one is.
     """
     is_required = read_recording(default) is Recording.REQUIRED
@@ -94,12 +95,12 @@ def is_recorded(default: Recording, warn: Callable[[str], None]) -> bool:
     if is_required:
         require_api(f"or {RECORDING_VARIABLE}=optional to run without a record")
     elif problem := probe():
-        warn(f"warning: {_unreachable(problem)}, so this run is not recorded there")
+        print_error(f"warning: {_unreachable(problem)}, so this run is not recorded there")
         return False
     return True
 
 
-def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
+def is_stage_recorded(dvc: int | None) -> bool:
     """Return whether to record a stage that process *dvc* started, with one warning for all of its stages.
 
     A stage of a flow run is recorded with that run.
@@ -107,10 +108,10 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
     if os.environ.get(FLOW_RUN):
         return is_configured()
     if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
-        return is_recorded(Recording.OPTIONAL, warn)
+        return is_recorded(Recording.OPTIONAL)
     if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == _note(dvc):
         return False
-    if is_recorded(Recording.OPTIONAL, warn):
+    if is_recorded(Recording.OPTIONAL):
         return True
     write_text(UNREACHABLE_API_FILE, _note(dvc))
     return False
@@ -208,17 +209,17 @@ def _unreachable(problem: str) -> str:
     return hide_passwords(f"the Prefect API at {read_setting(URL)} is unreachable ({problem})")
 
 
-def run_stage_of_dvc(name: str, dvc: int | None, warn: Callable[[str], None]) -> None:
+def run_stage_of_dvc(name: str, dvc: int | None) -> None:
     """Run stage *name* as a Prefect task run if an API is configured, otherwise as a plain function.
 
-    *dvc* is the process that DVC runs in, if any. *warn* receives the warning if the API is unreachable;
-    the stage then runs without a record. Prefect is imported only if an API is configured.
+    *dvc* is the process that DVC runs in, if any. If the API is unreachable, a warning is printed, and the
+    stage runs without a record. Prefect is imported only if an API is configured.
     """
-    if name in VERSIONS and is_stage_recorded(dvc, warn):
+    if name in VERSIONS and is_stage_recorded(dvc):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
         if import_module("pipeline.flows.task_run").run_as_task(name):
             return
-        warn(f"warning: {describe_url()} stopped responding, so this run is not recorded there")
+        print_error(f"warning: {describe_url()} stopped responding, so this run is not recorded there")
         if dvc is not None:
             write_text(UNREACHABLE_API_FILE, _note(dvc))
     run_stage(name)

@@ -38,8 +38,9 @@ import random
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
@@ -55,7 +56,6 @@ from pipeline.flows.server_outage import (
     exit_with_outage,
     has_given_up,
     is_refusal,
-    outage_seconds,
     summarize,
     wait_for_server,
 )
@@ -73,23 +73,20 @@ PING_BYTES = 4
 def _continue_without_lease(
     original: Any, lease: UUID, seconds: float, **options: Any
 ) -> AbstractContextManager[None]:
-    keeper: AbstractContextManager[None] = original(
-        lease, seconds, **(options | {"raise_on_lease_renewal_failure": False})
+    return cast(
+        AbstractContextManager[None],
+        original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False})),
     )
-    return keeper
 
 
 def _note_unsent_end(
     original: Any, client: object, state: State[Any], flow_run_id: UUID, *force: bool, **options: bool
 ) -> State[Any]:
-    def propose() -> State[Any]:
-        proposed: State[Any] = original(client, state, flow_run_id, *force, **options)
-        return proposed
-
+    propose: Callable[[], State[Any]] = partial(original, client, state, flow_run_id, *force, **options)
     if not state.is_final():
         return propose()
     try:
-        if wait_for_server(outage_seconds(), _warn):
+        if wait_for_server(_warn):
             return propose()
     except API_ERRORS as error:
         if is_refusal(error):
@@ -106,11 +103,9 @@ def _create_flow_run_once(original: Any, client: Any, *arguments: Any, **options
         def request(method: str, path: str, **content: Any) -> httpx.Response:
             if path == "/flow_runs/":
                 content["json"] = content["json"] | {"idempotency_key": str(key)}
-            response: httpx.Response = client.request(method, path, **content)
-            return response
+            return cast(httpx.Response, client.request(method, path, **content))
 
-        flow_run: FlowRun = original(SimpleNamespace(request=request), *arguments, **options)
-        return flow_run
+        return cast(FlowRun, original(SimpleNamespace(request=request), *arguments, **options))
 
     return create_once(create)
 

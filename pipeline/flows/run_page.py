@@ -6,13 +6,14 @@ import socket
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.sorting import ArtifactSort
 
 from pipeline.comparison.plot_images import EXTRA, draw_image, is_available
 from pipeline.flows.artifacts import Artifacts, short_timeout_client
@@ -22,8 +23,8 @@ from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.learner.summary import summary_rows
 
-MAX_PREVIOUS_RUNS = 20
-"""The number of previous runs among which the newest one with a record is searched."""
+MAX_PREVIOUS_RECORDS = 20
+"""The number of previous records among which that of the same project is searched."""
 
 
 def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
@@ -72,10 +73,6 @@ def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
 
 def _curves_specification(history: History) -> dict[str, Any]:
     """Return a Vega-Lite specification with a panel for each metric."""
-    rows = [
-        {"epoch": value.epoch, "metric": value.metric, "split": str(value.split), "value": value.value}
-        for value in history
-    ]
     panel = {
         "width": 320,
         "height": 200,
@@ -88,7 +85,7 @@ def _curves_specification(history: History) -> dict[str, Any]:
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "data": {"values": rows},
+        "data": {"values": [asdict(value) for value in history]},
         "facet": {"field": "metric", "type": "nominal", "title": None},
         "columns": 2,
         "spec": panel,
@@ -131,29 +128,28 @@ def _last_record(
     same = FlowRunFilter.model_validate(
         {"deployment_id": deployment, "state": {"type": {"any_": ["COMPLETED"]}}}
     )
-    runs = client.read_flow_runs(
-        flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=MAX_PREVIOUS_RUNS
-    )
     records = ArtifactFilter.model_validate({"key": {"any_": [key]}})
-    for previous in runs:
-        of_it = FlowRunFilter.model_validate({"id": {"any_": [previous.id]}})
-        for artifact in client.read_artifacts(artifact_filter=records, flow_run_filter=of_it):
-            match = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
-            record = json.loads(match[0]) if match else {}
-            if record and (run.deployment_id or record.get("project") == project):
-                return previous.name, record
+    artifacts = client.read_artifacts(
+        artifact_filter=records,
+        flow_run_filter=same,
+        sort=ArtifactSort.CREATED_DESC,
+        limit=MAX_PREVIOUS_RECORDS,
+    )
+    for artifact in artifacts:
+        match = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
+        record = json.loads(match[0]) if match else {}
+        if record and artifact.flow_run_id and (run.deployment_id or record.get("project") == project):
+            return client.read_flow_run(artifact.flow_run_id).name, record
     return "", {}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each metric, and one for each param that has changed."""
-    old, new = before.get("metrics", {}), now["metrics"]
-    for name in sorted({*old, *new}):
-        yield _row(name, old.get(name), new.get(name))
-    old, new = before.get("params", {}), now["params"]
-    for name in sorted({*old, *new}) if before else ():
-        if old.get(name) != new.get(name):
-            yield _row(name, old.get(name), new.get(name))
+    for section in ("metrics", "params"):
+        old, new = before.get(section, {}), now[section]
+        for name in sorted({*old, *new}):
+            if section == "metrics" or (before and old.get(name) != new.get(name)):
+                yield _row(name, old.get(name), new.get(name))
 
 
 def _row(name: str, before: Any, now: Any) -> dict[str, Any]:

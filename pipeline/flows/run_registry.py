@@ -110,10 +110,9 @@ def report_killed_runs() -> None:
                 continue
             try:
                 with short_timeout_client() as client:
+                    end = State.model_validate(noted["end"]) if "end" in noted else None
                     for flow_run in _find_runs(client, note, noted.get("key")):
-                        if "end" in noted:
-                            _report_end(client, flow_run, State.model_validate(noted["end"]))
-                        _report(client, flow_run, str(owner or "an unknown process"))
+                        _report(client, flow_run, str(owner or "an unknown process"), end)
             except ObjectNotFound:  # a user deleted the run
                 pass
             except API_ERRORS:
@@ -215,29 +214,22 @@ def _report_unchanged(pending: Iterable[FlowRun]) -> None:
                 remaining.pop()
 
 
-def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
+def _report(client: SyncPrefectClient, flow_run: UUID, process: str, end: State[Any] | None = None) -> None:
+    """Report that *flow_run* has ended in *end*, or that *process* was killed, if the server has no end."""
     state = client.read_flow_run(flow_run).state
-    if state is None or not _is_in_progress(state):
+    if state is None:
+        return
+    is_in_progress = state.is_running() or state.is_pending() or state.is_cancelling()
+    if not is_in_progress and not (end and state.is_crashed()):
         return
     message = (
         f"The process of this run ({process}) was killed. The next run with the same params resumes from the "
         "newest checkpoint."
     )
-    report = Cancelled if state.is_cancelling() else Crashed
-    final: State[Any] = report(message=message)
-    client.set_flow_run_state(flow_run, final)
+    killed = Cancelled if state.is_cancelling() else Crashed
+    final = end or killed(message=message)
+    client.set_flow_run_state(flow_run, final, force=end is not None)
     end_tasks(client, flow_run, final)
-
-
-def _report_end(client: SyncPrefectClient, flow_run: UUID, end: State[Any]) -> None:
-    state = client.read_flow_run(flow_run).state
-    if state and (_is_in_progress(state) or state.is_crashed()):
-        client.set_flow_run_state(flow_run, end, force=True)
-        end_tasks(client, flow_run, end)
-
-
-def _is_in_progress(state: State[Any]) -> bool:
-    return state.is_running() or state.is_pending() or state.is_cancelling()
 
 
 def end_tasks(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:

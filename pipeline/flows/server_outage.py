@@ -52,20 +52,20 @@ class UnrecordedRunError(StageError):
     """A server that does not let a run begin, which can run without a record."""
 
 
-def exit_if_unreachable(seconds: float) -> None:
-    """Exit with a message and exit code 1 once the server has not responded for *seconds*.
+def exit_if_unreachable() -> None:
+    """Exit with a message and exit code 1 once the server has not responded for `outage_seconds`.
 
     This returns at once, and a thread watches the server.
     """
-    threading.Thread(target=_watch, args=(seconds,), daemon=True).start()
+    threading.Thread(target=_watch, daemon=True).start()
 
 
-def wait_for_server(seconds: float, warn: Callable[[str], None]) -> bool:
-    """Return True when the server responds, and False when it has not for *seconds*, in all calls together.
+def wait_for_server(warn: Callable[[str], None]) -> bool:
+    """Return True when the server responds, and False when it has not for `outage_seconds` in all calls.
 
     *warn* receives one message if it must wait.
     """
-    url = describe_url()
+    url, seconds = describe_url(), outage_seconds()
     while not _is_responding():
         if url not in _outages:
             _outages[url] = time.monotonic()
@@ -150,14 +150,10 @@ def is_refusal(error: Exception) -> TypeGuard[httpx.HTTPStatusError]:
     return isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error
 
 
-def _watch(seconds: float) -> None:
-    last_response = time.monotonic()
-    while True:
+def _watch() -> None:
+    while wait_for_server(warn=lambda _: None):
         time.sleep(PAUSE_SECONDS)
-        if _is_responding():
-            last_response = time.monotonic()
-        elif time.monotonic() - last_response > seconds:
-            exit_with_outage()
+    exit_with_outage()
 
 
 def exit_with_outage() -> NoReturn:

@@ -36,7 +36,7 @@ from pipeline.flows.run_registry import (
     report_abandoned_submissions,
     report_killed_runs,
 )
-from pipeline.flows.server_outage import RETRIED_CODES, exit_if_unreachable, outage_seconds
+from pipeline.flows.server_outage import RETRIED_CODES, exit_if_unreachable
 from pipeline.project.collision import ROOT
 from pipeline.project.params_edit import ALLOW_CODE, check_overrides
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
@@ -250,7 +250,7 @@ class _Runner(Runner):
             raise self._build_error(number)
 
     def _begin_to_stop(self) -> None:
-        exit_if_unreachable(outage_seconds())
+        exit_if_unreachable()
         self._stopping = asyncio.ensure_future(self.astop())
 
     def _build_error(self, number: int) -> RunInterruptedError:

@@ -27,7 +27,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pipeline.engine.rank_launcher import needs_launch
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
-from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
+from pipeline.flows.artifacts import API_ERRORS, Artifacts, ProgressRenderer
 from pipeline.flows.server_outage import UnrecordedRunError, explain_api_errors, summarize
 from pipeline.project.params import read_params
 from pipeline.project.versions import VERSIONS
@@ -101,7 +101,7 @@ def run_recorded(name: str, run: Callable[[str, Renderer | None], None] = run_st
         if name == "fit":
             stack.enter_context(gpu_slots(logger))
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
-            shown = ProgressRenderer.of_this_run(logger)
+            shown = ProgressRenderer(Artifacts.of_this_run(logger))
             renderer = shown if prints_lines else Renderers([LogRenderer(logger), shown])
         run(name, renderer)
 

@@ -46,8 +46,9 @@ class ThreadExecutor:
         with ThreadPoolExecutor(self.width) as pool:
             yield lambda job: pool.submit(run_and_return_error, job)
 
-    def task_runner(self) -> None:
-        """Return None: threads are the default of Prefect."""
+    def task_runner(self) -> Any:
+        """Return Prefect's task runner for threads."""
+        return import_module("prefect.task_runners").ThreadPoolTaskRunner(max_workers=self.width)
 
 
 def dask_setup(_worker: object) -> None:
@@ -217,8 +218,8 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
 
 def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
     """Return the first job that may start: never two of one run, because the second resumes the first."""
-    runs = {job.run for job in active}
-    return next((job for job in waiting if job.run not in runs), None)
+    runs = {job.point.run for job in active}
+    return next((job for job in waiting if job.point.run not in runs), None)
 
 
 def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Any]]") -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.flows import prefect_patches
 from pipeline.flows.artifacts import API_ERRORS
@@ -36,11 +35,11 @@ def sweep_flow(jobs: Sequence[Job], width: int, report: Report) -> None:
 
     def note_and_report(job: Job, error: Exception | None) -> None:
         if error:
-            failed.append(job.name)
+            failed.append(job.point.name)
         report(job, error)
 
     def submit(job: Job) -> Any:
-        return experiment_task.with_options(task_run_name=job.name).submit(job)
+        return experiment_task.with_options(task_run_name=job.point.name).submit(job)
 
     hide_expected_errors()
     register_this_run()
@@ -55,9 +54,8 @@ def run_in_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None
     Raises `StageError` if the API or the executor becomes unreachable.
     """
     prefect_patches.apply()
-    runner: Any = executor.task_runner() or ThreadPoolTaskRunner(max_workers=executor.width)
     try:
-        sweep_flow.with_options(task_runner=runner)(jobs, executor.width, report)
+        sweep_flow.with_options(task_runner=executor.task_runner())(jobs, executor.width, report)
     except PointsFailedError:
         return  # each one was reported
     except OSError as error:

@@ -4,29 +4,42 @@ It uses three locks of the kernel, which are never stale. The lock of the sweep 
 the point. The lock of the point makes it run once. All processes of the point hold the lock of its log until
 the last one has exited.
 
-The GPUs of a job are claimed too: a lock on a file for each device of the host. The kernel releases it when
-the job ends, and two sweeps of one user never share a device; those of different users have to name theirs in
+The GPUs of a job are claimed too: each device of the host has a byte of a file, which is locked. One
+descriptor holds all locks of a job, and the kernel releases them when the last process with it ends. Two
+sweeps of one user never share a device; those of different users have to name theirs in
 ``CUDA_VISIBLE_DEVICES``. A job claims all of its devices or none, so that no job waits for a device of
 another one that waits too.
 """
 
+import fcntl
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
+
+from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
 
 from pipeline.engine.error_reports import find_error, read_lines
-from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
-from pipeline.project.paths import make_user_folder
-from pipeline.sweep.plan import is_result
+from pipeline.engine.project_copy import (
+    COPY_SUFFIX,
+    FrozenProject,
+    fetch_experiment,
+    isolate_site_cache,
+    remove_orphaned,
+    temporary_copy,
+)
+from pipeline.project.paths import STORES_VARIABLE, make_user_folder
+from pipeline.sweep.plan import PlannedPoint, is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
@@ -38,6 +51,10 @@ SAVE_TIMEOUT_SECONDS = 120.0
 """Limit for the processes of a point to save after SIGTERM, before they are killed."""
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2
+LOCK_FILE = "lock"
+"""Name of the file with the locks of the GPUs, each of which is a byte."""
+_FLOCK = "hhqqi"
+"""The structure of a lock of the kernel: type, base, place, length and process."""
 _DEVICE_LINE = re.compile(r"^( *)(?:GPU|MIG) .*UUID: ((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
 
@@ -46,24 +63,16 @@ class Job:
     """A point to run, as plain data: another host that has the same files can run it too."""
 
     base: FrozenProject
-    name: str
-    overrides: tuple[str, ...]
-    """Its params as ``FILE:KEY=VALUE``, in the syntax of DVC's ``-S``."""
-    params: Mapping[str, Any]
-    """The contents of the params files for this point, by file name."""
+    point: PlannedPoint
     sweep_lock: Path
     """The lock file of the sweep, which is held while the sweep needs the point."""
-    gpus: tuple[str, ...]
-    """The names of the GPUs that it claims for itself, if a GPU is visible; empty if it claims none."""
-    run: str
-    """A text that is equal for points that would share a run store."""
-    replaces: str = ""
-    """The commit of its experiment of fewer epochs, which the new one replaces, or an empty string."""
+    share_gpus: bool = False
+    """Whether it uses all visible GPUs, instead of claiming those that its params name."""
 
     @property
     def log(self) -> Path:
         """The file with the output of DVC and the stages."""
-        return self.base.root / SWEEP_FOLDER / f"{self.name}.log"
+        return self.base.root / SWEEP_FOLDER / f"{self.point.name}.log"
 
     @property
     def copy_folder(self) -> Path:
@@ -85,12 +94,12 @@ def run_job(job: Job) -> None:
         if _is_done(job):
             return
         with ExitStack() as stack:
-            environment, stdin = _environment(job, stack)
+            environment, stdin = _claim_gpus(job, stack)
             folder = stack.enter_context(temporary_copy(job.base, job.copy_folder))
             start = job.log.stat().st_size
             code = _run_point(job, folder, environment, stdin)
             if code == 0:
-                fetch_experiment(job.base, job.copy_folder, job.name, job.replaces)
+                fetch_experiment(job.base, job.copy_folder, job.point.name, job.point.replaces)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(code, job.log, start)}\n  log: {log}")
@@ -109,12 +118,13 @@ def run_and_return_error(job: Job) -> StageError | None:
 
 def _is_done(job: Job) -> bool:
     """Return whether another sweep has just run the point."""
-    commit = job.base.experiments().get(job.name, "")
-    if commit == job.replaces:
+    point = job.point
+    commit = job.base.experiments().get(point.name, "")
+    if commit == point.replaces:
         return False
-    if not is_result(job.base, commit, job.params):
+    if not is_result(job.base, commit, point.params):
         raise StageFailedError(
-            f"another sweep has used the name {job.name} for other params. Run the same command again"
+            f"another sweep has used the name {point.name} for other params. Run the same command again"
         )
     return True
 
@@ -140,16 +150,17 @@ def _pause(job: Job) -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
+def _claim_gpus(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
     """Return variables to set in the environment of the point's processes, and their standard input.
 
     The standard input holds the locks of their GPUs, if they have any. No process reads it; it only keeps the
     locks until the last process has exited.
     """
-    devices = visible_devices() if job.gpus else []
+    names = () if job.share_gpus else job.point.gpus
+    devices = visible_devices() if names else []
     if not devices:
         return {}, stack.enter_context(Path(os.devnull).open("rb")).fileno()
-    count = count_needed(job.gpus, len(devices))
+    count = count_needed(names, len(devices))
     claimed, handle = stack.enter_context(claim_devices(devices, count, job.is_wanted))
     return {VISIBLE_DEVICES_VARIABLE: ",".join(claimed)}, handle
 
@@ -158,19 +169,10 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
     """Run the point in *folder* and return the exit code; stop it if the sweep ends, after it has saved."""
     with os.fdopen(open_lock(job.log), "ab") as log:
         wait_for_lock(log)
-        options = [part for override in job.overrides for part in ("-S", override)]
-        log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
+        request = build_request(job, folder, environment)
+        options = [part for override in request.overrides for part in ("-S", override)]
+        log.write(f"$ dvc exp run --temp --name {job.point.name} {' '.join(options)}\n".encode())
         log.flush()
-        request = PointRequest(
-            name=job.name,
-            overrides=job.overrides,
-            folder=str(folder),
-            root=str(job.base.root),
-            head=job.base.head,
-            ref=job.base.ref(job.name),
-            sweep_lock=str(job.sweep_lock),
-            environment=environment,
-        )
         process = POINT_SERVERS.start(job.base, request, log, stdin)
     with closing(process):
         try:
@@ -180,6 +182,20 @@ def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: in
             _terminate(process, job.log)
         code = process.wait(PAUSE_SECONDS)
         return 1 if code is None else code
+
+
+def build_request(job: Job, folder: Path, environment: Mapping[str, str]) -> PointRequest:
+    """Return the request to run the point in *folder*, with *environment* and what DVC sets for it."""
+    name, base = job.point.name, job.base
+    variables = {
+        **environment,
+        **isolate_site_cache(folder),
+        STORES_VARIABLE: str(base.root),
+        DVC_EXP_NAME: name,
+        DVC_EXP_BASELINE_REV: base.head,
+    }
+    overrides = job.point.point.set_params
+    return PointRequest(overrides, str(folder), base.ref(name), str(job.sweep_lock), variables)
 
 
 def _terminate(process: PointProcess, log: Path) -> None:
@@ -196,9 +212,7 @@ def _terminate(process: PointProcess, log: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove from *folder* the copies in which no process works, and the locks of finished sweeps."""
-    for place in folder.glob(f"*{COPY_SUFFIX}"):
-        if is_unlocked(place.with_suffix(".log")) and not is_locked(place.with_suffix(".lock")):
-            shutil.rmtree(place, ignore_errors=True)
+    remove_orphaned(folder, lambda place: not is_unlocked(place.with_suffix(".log")))
     for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
@@ -219,16 +233,16 @@ def _reason(code: int, log: Path, start: int) -> str:
     return find_error(lines) or (lines[-1].strip() if lines else "") or f"exit code {code}"
 
 
-def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the CUDA devices that a process with *environment* may use, by index or UUID.
+def visible_devices() -> list[str]:
+    """Return the CUDA devices that this process may use, by index or UUID.
 
     They are those in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA reads it. If it is not
     set, they are those that nvidia-smi lists; empty if nvidia-smi is not installed.
     """
-    if VISIBLE_DEVICES_VARIABLE not in environment:
+    if VISIBLE_DEVICES_VARIABLE not in os.environ:
         return parse_devices(_nvidia_smi())
     devices: list[str] = []
-    for name in environment[VISIBLE_DEVICES_VARIABLE].split(","):
+    for name in os.environ[VISIBLE_DEVICES_VARIABLE].split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name.strip()):
             break
         devices.append(name.strip())
@@ -276,58 +290,39 @@ def claim_devices(
         raise StageError(
             f"no folder for the locks of GPUs: {error}. Set XDG_CACHE_HOME to another"
         ) from error
-    locks = {device: folder / f"{name}.lock" for device, name in _lock_names(devices).items()}
+    names = _name_devices(devices)
     while is_wanted():
-        with _try_claim(locks, count) as claimed:
+        with os.fdopen(open_lock(folder / LOCK_FILE), "ab") as file:
+            claimed = _try_claim(file, names, count)
             if claimed:
-                with _bundle(claimed.values()) as handle:
-                    yield [device for device in devices if device in claimed], handle
+                yield [device for device in devices if device in claimed], file.fileno()
                 return
         time.sleep(PAUSE_SECONDS)
     raise StageError("stopped while it waited for a free GPU. Run the same command again to resume")
 
 
-@contextmanager
-def _try_claim(locks: Mapping[str, Path], count: int) -> Iterator[dict[str, int]]:
-    """Lock *count* of *locks*, and yield the descriptors by device; lock none if fewer are free.
+def _try_claim(file: IO[bytes], names: Mapping[str, str], count: int) -> list[str]:
+    """Lock the bytes of *file* for *count* devices of *names*, and return these; empty if fewer are free.
 
-    All jobs try the locks in the same order, and stop when too few are left, so one of several succeeds.
+    All jobs try the names in the same order, and stop when too few are left, so one of several succeeds.
     """
-    claimed: dict[str, int] = {}
-    with ExitStack() as stack:
-        for place, device in enumerate(sorted(locks, key=lambda name: locks[name])):
-            if len(claimed) == count or len(claimed) + len(locks) - place < count:
-                break
-            handle = os.open(locks[device], os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            stack.callback(os.close, handle)
-            if try_lock(handle):
-                claimed[device] = handle
-        yield claimed if len(claimed) == count else {}
+    claimed: list[str] = []
+    for tried, device in enumerate(sorted(names, key=lambda device: names[device])):
+        if len(claimed) == count or len(claimed) + len(names) - tried < count:
+            break
+        with suppress(BlockingIOError):
+            place = zlib.crc32(names[device].encode())
+            lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            claimed.append(device)
+    return claimed if len(claimed) == count else []
 
 
-@contextmanager
-def _bundle(handles: Iterable[int]) -> Iterator[int]:
-    """Yield one descriptor that keeps all of *handles* open in every process that inherits it.
-
-    It is a socket that has received them in a message without content, which no process reads. The kernel
-    closes them with the last descriptor of the socket. A read of the socket returns the end of the file.
-    """
-    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with receiver:
-        with sender:
-            socket.send_fds(sender, [b""], list(handles))
-        yield receiver.fileno()
-
-
-def _lock_names(devices: Sequence[str]) -> dict[str, str]:
-    """Return the name of each device's lock: its UUID, so that an index and a UUID share the lock."""
+def _name_devices(devices: Sequence[str]) -> dict[str, str]:
+    """Return the UUID of each device, by which it is locked, so that an index and a UUID share the lock."""
     uuids = parse_devices(_nvidia_smi()) if any(device.isdigit() for device in devices) else []
-    return {
-        device: uuids[int(device)]
-        if device.isdigit() and int(device) < len(uuids)
-        else device.replace("/", "-")
-        for device in devices
-    }
+    names = dict(zip(map(str, range(len(uuids))), uuids, strict=True))
+    return {device: names.get(device, device) for device in devices}
 
 
 def _nvidia_smi() -> str:

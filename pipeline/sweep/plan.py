@@ -132,7 +132,7 @@ def repeat(points: Sequence[Point], count: int) -> list[Point]:
 
     Raises `ParamsError` if a point sets one of these seeds.
     """
-    seeds = range(1, count + 1) if count > 1 else ()
+    seeds = range(1, count + 1)
     return _multiply(points, "repeat", [dict.fromkeys(REPEATED_SEEDS, seed) for seed in seeds])
 
 
@@ -141,19 +141,19 @@ def fold(points: Sequence[Point], count: int) -> list[Point]:
 
     Raises `ParamsError` if a point sets a param of the folds.
     """
-    folds = range(1, count + 1) if count > 1 else ()
+    folds = range(1, count + 1)
     return _multiply(points, "fold", [dict(zip(FOLDS, (count, number), strict=True)) for number in folds])
 
 
 def _multiply(points: Sequence[Point], name: str, variants: Sequence[Mapping[str, int]]) -> list[Point]:
-    """Return each of *points* with each of *variants*, which set the same params, if there are any.
+    """Return each of *points* with each of *variants*, which set the same params, if there are several.
 
     *name* is the title of the number of a variant.
     """
-    if not variants:
+    if len(variants) == 1:
         return list(points)
     overrides = [override for point in points for _, file in point.overrides for override in file]
-    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    keys = set(map(_key_of, overrides))
     if taken := sorted(keys.intersection(variants[0])):
         option = {"repeat": "--repeat", "fold": "--folds"}[name]
         raise ParamsError(f"{option} {len(variants)} sets {' and '.join(variants[0])}. Remove -S {taken[0]}")
@@ -161,10 +161,16 @@ def _multiply(points: Sequence[Point], name: str, variants: Sequence[Mapping[str
     return [_with_values(point, variant, (name, str(n))) for point in points for n, variant in numbered]
 
 
-def _with_values(point: Point, values: Mapping[str, int], title: tuple[str, str]) -> Point:
+def _with_values(point: Point, values: Mapping[str, int], *titles: tuple[str, str]) -> Point:
+    """Return *point* with *values* of params.yaml, and with *titles* among those that vary."""
     files = dict(point.overrides)
-    files[PARAMS] = (*files.get(PARAMS, ()), *(f"++{key}={value}" for key, value in values.items()))
-    return Point.of(files, (*point.varying, title))
+    others = [override for override in files.get(PARAMS, ()) if _key_of(override) not in values]
+    files[PARAMS] = (*others, *(f"++{key}={value}" for key, value in values.items()))
+    return Point.of(files, (*point.varying, *titles))
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
 
 
 def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
@@ -180,7 +186,10 @@ def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
         }
     except (DvcException, HydraException) as error:
         raise _syntax_error(set_params, error) from error
-    _check_keys(parsed)
+    for path, overrides in parsed.items():
+        keys = Counter(override.key_or_group for override in overrides)
+        if twice := [key for key, count in keys.items() if count > 1]:  # DVC would use the last values only
+            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
     return parsed
 
 
@@ -265,12 +274,7 @@ def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> Plan
         **planned.params,
         PARAMS: {**content, "fit": {**fit_params(base, planned.params), "num_epochs": epochs}},
     }
-    files = dict(planned.point.overrides)
-    others = [
-        override for override in files.get(PARAMS, ()) if override.lstrip("+").partition("=")[0] != EPOCHS
-    ]
-    files[PARAMS] = (*others, f"++{EPOCHS}={epochs}")
-    return replace(planned, point=Point.of(files, planned.point.varying), params=params)
+    return replace(planned, point=_with_values(planned.point, {EPOCHS: epochs}), params=params)
 
 
 def fit_params(base: FrozenProject, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -347,14 +351,6 @@ def _read_lock(base: FrozenProject, commit: str, params: Iterable[str]) -> Any:
     for name in params:
         text = re.sub(rf"^ {{6}}{re.escape(name)}:\n( {{7,}}.*\n|\n)*", "", text, flags=re.MULTILINE)
     return parse_params(text, "dvc.lock")
-
-
-def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
-    for path, overrides in parsed.items():
-        keys = Counter(override.key_or_group for override in overrides)
-        if twice := [key for key, count in keys.items() if count > 1]:
-            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
 
 
 def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:

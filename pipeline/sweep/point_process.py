@@ -40,16 +40,10 @@ MAX_MESSAGE_BYTES = 1 << 10
 class PointRequest:
     """A point to run, as plain values that JSON can represent."""
 
-    name: str
-    """The name of its experiment."""
     overrides: tuple[str, ...]
     """Its params as ``FILE:KEY=VALUE``."""
     folder: str
     """The folder of the project in its copy."""
-    root: str
-    """The folder of the user's project, in which the run stores are."""
-    head: str
-    """The commit that the experiment belongs to."""
     ref: str
     """The git reference of the experiment."""
     sweep_lock: str

@@ -18,12 +18,10 @@ import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Self
 
-from dvc.env import DVC_EXP_BASELINE_REV, DVC_EXP_NAME
 from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 from dvc.repo.experiments.executor.local import TempDirExecutor
@@ -35,14 +33,12 @@ from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command, write_lockfiles_once
 from pipeline.engine.error_reports import report_error
 from pipeline.engine.process_tree import terminate_once_with_parent
-from pipeline.engine.project_copy import isolate_site_cache
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
 from pipeline.project.git import run_git
 from pipeline.project.params_edit import set_params
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
-from stages.contracts.printing import print_error
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 from stages.system.processes import end_process
 
@@ -128,10 +124,11 @@ class _Server:
     def __init__(self, control: socket.socket, sweep_lock: Path) -> None:
         self._control = control
         self._sweep_lock = sweep_lock
-        self._channels: dict[int, socket.socket] = {}
-        """The channel of each point in progress, by the id of its process."""
-        self._pidfds: dict[int, int] = {}
-        """A descriptor of each of these processes, which is readable when the process has exited."""
+        self._points: dict[int, tuple[int, socket.socket]] = {}
+        """The process and the channel of each point in progress.
+
+        The key is a descriptor of the process, which is readable when the process has exited.
+        """
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -142,14 +139,15 @@ class _Server:
         """
         while True:
             ready = [handle for handle, _ in self._poll.poll(POLL_MILLISECONDS)]
-            self._report_exits()
+            for handle in self._points.keys() & ready:
+                self._report_exit(handle)
             if self._control.fileno() in ready:
                 message, handles, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_HANDLES)
                 if not message:
                     return None
                 if self._fork(*handles) == 0:
                     return PointRequest(**json.loads(message))
-            elif not self._channels and not is_locked(self._sweep_lock):
+            elif not self._points and not is_locked(self._sweep_lock):
                 return None
 
     def _fork(self, channel: int, stdin: int, output: int) -> int:
@@ -162,30 +160,26 @@ class _Server:
                     os._exit(1)  # the sweep has ended
             for place, handle in enumerate((stdin, output, output)):
                 os.dup2(handle, place)
-            for inherited in (self._control, *self._channels.values()):
+            self._control.close()
+            for handle, (_, inherited) in self._points.items():
                 inherited.close()
-            for handle in (stdin, output, *self._pidfds.values()):
                 os.close(handle)
-            return 0
         os.close(stdin)
         os.close(output)
-        self._channels[pid] = socket.socket(fileno=channel)
-        with suppress(AttributeError, OSError):  # on an old kernel, the exit is seen at the next poll
-            self._pidfds[pid] = os.pidfd_open(pid)
-            self._poll.register(self._pidfds[pid], select.POLLIN)
+        if pid:
+            handle = os.pidfd_open(pid)
+            self._points[handle] = pid, socket.socket(fileno=channel)
+            self._poll.register(handle, select.POLLIN)
         return pid
 
-    def _report_exits(self) -> None:
-        """Send the exit code of each process that has exited."""
-        for pid in list(self._channels):
-            exited, status = os.waitpid(pid, os.WNOHANG)
-            if exited:
-                with self._channels.pop(pid) as channel:
-                    _send(channel, {"code": os.waitstatus_to_exitcode(status)})
-                if pid in self._pidfds:
-                    handle = self._pidfds.pop(pid)
-                    self._poll.unregister(handle)
-                    os.close(handle)
+    def _report_exit(self, handle: int) -> None:
+        """Send the exit code of the process with the descriptor *handle*, which has exited."""
+        pid, channel = self._points.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _, status = os.waitpid(pid, 0)
+        with channel:
+            _send(channel, {"code": os.waitstatus_to_exitcode(status)})
 
 
 def _send(channel: socket.socket, message: Mapping[str, int]) -> bool:
@@ -204,12 +198,11 @@ def run_point(request: PointRequest) -> None:
     stage, and `StageError` if DVC fails.
     """
     os.chdir(request.folder)
-    os.environ.update({DVC_EXP_NAME: request.name, DVC_EXP_BASELINE_REV: request.head, **request.environment})
-    os.environ.update(isolate_site_cache(Path(request.folder)))
+    os.environ.update(request.environment)
     set_params(request.overrides, Path())
     dvc_patches.apply()
-    with defer_signals() as signals, _FirstPoint(Path(request.sweep_lock)) as first:
-        call = StageCall(first.run_stage, signals, STAGE_COMMANDS, request.root)
+    with defer_signals() as signals, closing(_FirstPoint(Path(request.sweep_lock))) as first:
+        call = StageCall(first.run_stage, signals, STAGE_COMMANDS)
         try:
             with replace_command(call), Repo() as repo:
                 _run_experiment(repo, call, first, request.ref)
@@ -245,30 +238,22 @@ class _FirstPoint:
     def __init__(self, sweep_lock: Path) -> None:
         self._path = sweep_lock.with_suffix(FIRST_POINT_SUFFIX)
         self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.close = self._stack.close
 
     def wait(self) -> None:
         """Wait until a point of the sweep has trained or failed; hold the lock if this is the first one."""
         file = self._stack.enter_context(os.fdopen(open_lock(self._path), "r+b"))
         wait_for_lock(file)
         if file.seek(0, os.SEEK_END):
-            self._stack.close()
+            self.close()
 
     def run_stage(self, name: str) -> None:
         """Run stage *name*, and release the lock if it is the training."""
         if name == TRAINING:
-            self._end()
-        run_stage_of_dvc(name, os.getpid(), print_error)
+            self._path.write_bytes(b"1")
+            self.close()
+        run_stage_of_dvc(name, os.getpid())
         sys.stdout.flush()
-
-    def _end(self) -> None:
-        self._path.write_bytes(b"1")
-        self._stack.close()
 
 
 def _commit(repo: Repo, paths: Sequence[str], message: str, ref: str) -> None:

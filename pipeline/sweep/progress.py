@@ -55,36 +55,43 @@ FRAMES_PER_SECOND = 1
 FIXED_LINES = 4
 """Lines of the table and of the prompt that are not those of points."""
 WIDTH = 80
-TITLES = ("run", "", "epoch", "epochs", "time")
-"""The titles of the columns; that of the second one is the metric."""
-
-
-@dataclass(frozen=True)
-class PointProgress:
-    """The progress of a point that trains."""
-
-    epoch: int
-    """Counts from 1; 0 before the first."""
-    epochs: int
-    share: float
-    """The finished share of the epochs, from 0 to 1."""
-    gained: float
-    """The part of `share` that this sweep has trained: less than `share` after a resume."""
-    seconds_left: float | None
-    """None until the share has grown, and after the last epoch."""
-    value: float | None
-    """The metric in the last finished epoch that has a value."""
+MAX_TITLE = 40
+"""The most characters of a metric in the title of its column."""
 
 
 @dataclass
-class _Training:
-    """A process that trains, from its first heartbeat on."""
+class PointProgress:
+    """The progress of a point that trains."""
 
     store: Path
     first: Beat
+    """The first heartbeat of its process that was read."""
+    last: Beat
     read_epochs: int = 0
     """The last epoch whose logs were read."""
     value: float | None = None
+    """The metric in the last finished epoch that has a value."""
+
+    @property
+    def share(self) -> float:
+        """The finished share of the epochs, from 0 to 1."""
+        return compute_share(self.last)
+
+    @property
+    def gained(self) -> float:
+        """The part of `share` that this sweep has trained: less than `share` after a resume."""
+        return self.share - compute_share(self.first)
+
+    def estimate_seconds_left(self, now: datetime) -> float | None:
+        """Return the time after *now* that the rest of the epochs takes, at the speed until now.
+
+        None if the share has not grown, or if all epochs have been trained.
+        """
+        gained, share = self.gained, self.share
+        if gained <= 0 or share >= 1:
+            return None
+        remaining = (self.last.time - self.first.time).total_seconds() * (1 - share) / gained
+        return max(0.0, remaining - (now - self.last.time).total_seconds())
 
 
 @dataclass
@@ -97,11 +104,10 @@ class ProgressReader:
     """The metric in ``--metric``; None is the default."""
     metric: str | None = None
     """The ``split/metric`` whose values are read; None until an epoch of a point has values."""
-    _trainings: dict[Path, _Training] = field(default_factory=dict)
-    _last: dict[Path, PointProgress] = field(default_factory=dict)
+    _points: dict[Path, PointProgress] = field(default_factory=dict)
 
-    def read(self, copies: Iterable[Path], now: datetime) -> dict[Path, PointProgress]:
-        """Return the progress of the points that work in *copies* at the time *now*, by their copy.
+    def read(self, copies: Iterable[Path]) -> dict[Path, PointProgress]:
+        """Return the progress of the points that work in *copies*, by their copy.
 
         A point that has trained keeps its last progress.
         """
@@ -110,9 +116,8 @@ class ProgressReader:
             stores = self._find_stores(wanted)
         for copy, store in stores.items():
             with suppress(StageError, OSError, ValueError):  # the point has ended, or a file is corrupt
-                if progress := self._read_point(copy, store, now):
-                    self._last[copy] = progress
-        return {copy: progress for copy, progress in self._last.items() if copy in wanted}
+                self._read_point(copy, store)
+        return {copy: point for copy, point in self._points.items() if copy in wanted}
 
     def _find_stores(self, copies: set[Path]) -> dict[Path, Path]:
         """Return copy to run store, of the stores whose lock a process in one of *copies* holds."""
@@ -124,44 +129,40 @@ class ProgressReader:
                 running[copy] = lock.with_suffix("")
         return running
 
-    def _read_point(self, copy: Path, store: Path, now: datetime) -> PointProgress | None:
+    def _read_point(self, copy: Path, store: Path) -> None:
         beat = read_beat(store)
         if beat is None or beat.owner != lock_holder(lock_of(store)):
-            return None  # the heartbeat is of an earlier process
-        training = self._trainings.get(copy)
-        if training is None or training.first.owner != beat.owner:
-            training = self._trainings[copy] = _Training(store, beat)
-        self._read_value(training, beat.epoch - 1)
-        share, first = compute_share(beat), compute_share(training.first)
-        seconds_left = estimate_seconds_left(training.first, beat, now)
-        return PointProgress(beat.epoch, beat.epochs, share, share - first, seconds_left, training.value)
+            return  # the heartbeat is of an earlier process
+        point = self._points.get(copy)
+        if point is None or point.first.owner != beat.owner:
+            point = self._points[copy] = PointProgress(store, beat, beat)
+        point.last = beat
+        self._read_value(point, beat.epoch - 1)
 
-    def _read_value(self, training: _Training, finished: int) -> None:
+    def _read_value(self, point: PointProgress, finished: int) -> None:
         """Read the value of the last of the *finished* epochs that has one, but none of them twice."""
-        newer = range(finished, training.read_epochs, -1)
-        training.read_epochs = max(finished, training.read_epochs)
+        newer = range(finished, point.read_epochs, -1)
+        point.read_epochs = max(finished, point.read_epochs)
         for epoch in newer:
-            values = self._read_epoch(training.store, epoch)
-            self.metric = self.metric or choose_metric(values, self.requested)
-            if self.metric in values:
-                training.value = values[self.metric]
+            curves = read_curves(point.store, epoch)
+            self.metric = self.metric or choose_metric(curves, self.requested)
+            if self.metric in curves:
+                point.value = curves[self.metric].last
                 break
 
-    def _read_epoch(self, store: Path, epoch: int) -> dict[str, float]:
-        splits = [split for split in Split if not self.metric or self.metric.startswith(f"{split}/")]
-        return {
-            f"{split}/{metric}": value
-            for split in splits
-            for metric, value in read_epoch(store, split, epoch).items()
-        }
+
+def read_curves(store: Path, epoch: int) -> dict[str, MetricCurve]:
+    """Return the values of *epoch* in the run store *store*, as curves by ``split/metric``."""
+    curves = [
+        MetricCurve(split, metric, {epoch: value}, direction_of(metric))
+        for split in Split
+        for metric, value in read_epoch(store, split, epoch).items()
+    ]
+    return {curve.name: curve for curve in curves}
 
 
-def choose_metric(values: Mapping[str, float], requested: str | None) -> str | None:
-    """Return the ``split/metric`` of *values* that the table of the sweep shows; None without one."""
-    curves = {}
-    for name, value in values.items():
-        split, _, metric = name.partition("/")
-        curves[name] = MetricCurve(split, metric, {1: value}, direction_of(metric))
+def choose_metric(curves: Mapping[str, MetricCurve], requested: str | None) -> str | None:
+    """Return the ``split/metric`` of *curves* that the table of the sweep shows; None without one."""
     with suppress(ParamsError):
         return find_metric(Comparison((RunSummary("", None, metrics=curves),)), requested)
     return None
@@ -175,19 +176,6 @@ def compute_share(beat: Beat) -> float:
     )
 
 
-def estimate_seconds_left(first: Beat, last: Beat, now: datetime) -> float | None:
-    """Return the time after *now* that the rest of the epochs takes, at the speed from *first* to *last*.
-
-    None if the share has not grown, or if all epochs have been trained.
-    """
-    share = compute_share(last)
-    gained = share - compute_share(first)
-    if gained <= 0 or share >= 1:
-        return None
-    remaining = (last.time - first.time).total_seconds() * (1 - share) / gained
-    return max(0.0, remaining - (now - last.time).total_seconds())
-
-
 @dataclass
 class SweepProgress:
     """The outcomes of the points, printed as they finish."""
@@ -199,14 +187,14 @@ class SweepProgress:
     """Points that had finished before the first one ran."""
     began: float = field(default_factory=time.monotonic)
 
-    def report(self, job: Job, error: Exception | None) -> None:
-        """Record that *job* finished, with *error* or with an experiment."""
+    def report(self, name: str, error: Exception | None) -> None:
+        """Record that the point *name* finished, with *error* or with an experiment."""
         if error is None:
-            self.done.append(job.name)
-            self._print(job.name, f"done{self.format_time_left()}")
+            self.done.append(name)
+            self._print(name, f"done{self.format_time_left()}")
         else:
             reason = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-            self.add_failed(job.name, reason)
+            self.add_failed(name, reason)
 
     def add_done(self, name: str) -> None:
         """Record that the point *name* has an experiment already, and print that."""
@@ -296,16 +284,16 @@ class LiveTable:
 
     def _draw(self, width: int, height: int) -> RenderableType:
         running = [job for job in self._jobs if job.copy_folder.exists()]
-        progress_of_copies = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
+        points = self._reader.read(job.copy_folder for job in running)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=width - 1)
         table.add_column("point", ratio=1, overflow="fold")
         for title, least in (("epoch", 7), (_printable(self._reader.metric or ""), 7), ("left", 10)):
             table.add_column(title, justify="right", no_wrap=True, min_width=least)
         shown = running[: max(1, height - FIXED_LINES)]
         for job in shown:
-            table.add_row(_printable(job.name), *format_cells(progress_of_copies.get(job.copy_folder)))
+            table.add_row(_printable(job.point.name), *format_cells(points.get(job.copy_folder)))
         hidden = f", {len(running) - len(shown)} not shown" if len(shown) < len(running) else ""
-        return Group(table, Text(self._summarize(len(running), progress_of_copies.values()) + hidden))
+        return Group(table, Text(self._summarize(len(running), points.values()) + hidden))
 
     def _summarize(self, running: int, points: Iterable[PointProgress]) -> str:
         progress = self._progress
@@ -327,10 +315,11 @@ def format_cells(point: PointProgress | None) -> tuple[str, str, str]:
     """Return the epoch, the value and the time left of a point; None is one without a heartbeat here."""
     if point is None:
         return "running", "", ""
+    seconds = point.estimate_seconds_left(datetime.now(UTC))
     return (
-        f"{point.epoch}/{point.epochs}",
+        f"{point.last.epoch}/{point.last.epochs}",
         ABSENT if point.value is None else format_rounded(point.value, 3),
-        ABSENT if point.seconds_left is None else format_duration(point.seconds_left),
+        ABSENT if seconds is None else format_duration(seconds),
     )
 
 
@@ -354,16 +343,17 @@ def result_table(comparison: Comparison, metric: str | None) -> str:
 
     None keeps their order. A name that is too long has a line of its own, and a long *metric* is shortened.
     """
-    rows = [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]
-    others = [max(map(len, column)) for column in list(zip(TITLES, *rows, strict=True))[2:]]
-    free = WIDTH - sum(others) - 2 * (len(others) + 1)
-    title = _shorten(replace_unprintable(metric or ""), free - len(TITLES[0]))
-    widths = [max(len(title), *(len(value) for _, value, *_ in rows)), *others]
-    room = max(len(TITLES[0]), min(free - widths[0], max(len(name) for name, *_ in rows)))
+    title = replace_unprintable(metric or "")
+    if len(title) > MAX_TITLE:
+        title = f"{title[: MAX_TITLE - 1]}…"
+    runs = sort_runs(comparison, ViewOptions(sort=metric))
+    rows = [("run", title, "epoch", "epochs", "time"), *(_row(run, metric) for run in runs)]
+    longest, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = min(longest, WIDTH - sum(widths) - len("  ") * len(widths))
     lines = []
-    for name, *cells in [(TITLES[0], title, *TITLES[2:]), *rows]:
-        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
+    for name, *cells in rows:
+        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        lines += [f"{name:<{room}}{numbers}"] if len(name) <= room else [name, " " * room + numbers]
     return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 
@@ -371,10 +361,6 @@ def repeats_table(comparison: Comparison, metric: str | None) -> str:
     """Return the table of the means of the points that differ in their seeds only, the best one first."""
     metrics = () if metric is None else (metric,)
     return text_table(average_repeats(comparison), ViewOptions(metrics, sort=metric))
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _row(run: RunSummary, metric: str | None) -> tuple[str, str, str, str, str]:

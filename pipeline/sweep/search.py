@@ -195,24 +195,20 @@ class Dimension:
 class Space:
     """The params that a search sets."""
 
-    entries: tuple[tuple[str, str | Dimension], ...]
-    """Each params file with an override, or with a param that varies, in the order of ``-S``."""
-
-    @property
-    def dimensions(self) -> tuple[Dimension, ...]:
-        """The params that vary."""
-        return tuple(entry for _, entry in self.entries if isinstance(entry, Dimension))
+    fixed: Mapping[str, Sequence[str]]
+    """The overrides of each params file, in the order of ``-S``, that are the same for all points."""
+    dimensions: Sequence[Dimension]
+    """The params that vary."""
 
     def point(self, values: Mapping[str, Any]) -> Point:
         """Return the point with *values*, which Optuna drew for the name of each dimension."""
-        files: dict[str, list[str]] = {}
-        for path, entry in self.entries:
-            override = entry if isinstance(entry, str) else f"{entry.key}={entry.text(values[entry.name])}"
-            files.setdefault(path, []).append(override)
-        varying = tuple(
-            (dimension.title, dimension.short_text(values[dimension.name])) for dimension in self.dimensions
-        )
-        return Point.of(files, varying)
+        files = {path: [*overrides] for path, overrides in self.fixed.items()}
+        varying = []
+        for dimension in self.dimensions:
+            value = values[dimension.name]
+            files[dimension.path].append(f"{dimension.key}={dimension.text(value)}")
+            varying.append((dimension.title, dimension.short_text(value)))
+        return Point.of(files, tuple(varying))
 
 
 def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:
@@ -221,27 +217,18 @@ def read_space(set_params: Sequence[str], optuna: ModuleType) -> Space:
     Raises `ParamsError` for overrides that DVC cannot parse, a key that is set twice, a function that has no
     meaning in a search, and a space without a param that varies.
     """
-    entries = tuple(
-        (path, _entry(path, override, optuna.distributions))
-        for path, overrides in parse_overrides(set_params).items()
-        for override in overrides
-    )
-    space = Space(entries)
-    if not space.dimensions:
+    fixed: dict[str, list[str]] = {}
+    dimensions = []
+    for path, overrides in parse_overrides(set_params).items():
+        fixed[path] = []
+        for override in overrides:
+            if override.is_sweep_override():
+                dimensions.append(_dimension(path, override, optuna.distributions))
+            else:
+                fixed[path].append(f"{override.get_key_element()}={override.get_value_element_as_str()}")
+    if not dimensions:
         raise ParamsError("--search has no param to vary. Add for example -S 'fit.batch_size=range(16,128)'")
-    return space
-
-
-def _entry(path: str, override: Any, distributions: Any) -> str | Dimension:
-    key = override.get_key_element()
-    if not override.is_sweep_override():
-        return f"{key}={override.get_value_element_as_str()}"
-    if mistake := _find_mistake(override):
-        raise ParamsError(f"-S {override.input_line}: {mistake}")
-    try:
-        return _dimension(path, key, override, distributions)
-    except ValueError as error:  # of Optuna, for bounds that are not in order
-        raise ParamsError(f"-S {override.input_line}: {error}") from error
+    return Space(fixed, dimensions)
 
 
 def _find_mistake(override: Any) -> str:
@@ -258,16 +245,23 @@ def _find_mistake(override: Any) -> str:
     return ""
 
 
-def _dimension(path: str, key: str, override: Any, distributions: Any) -> Dimension:
-    sweep = override.value()
-    if override.is_interval_sweep():
-        kind = (
-            distributions.IntDistribution if isinstance(sweep.start, int) else distributions.FloatDistribution
-        )
-        return Dimension(path, key, kind(sweep.start, sweep.end, log="log" in sweep.tags))
-    texts = tuple(dict.fromkeys(override.sweep_string_iterator()))
-    if not texts:
-        raise ParamsError(f"-S {override.input_line}: there are no values")
+def _dimension(path: str, override: Any, distributions: Any) -> Dimension:
+    sweep, texts = override.value(), ()
+    mistake = _find_mistake(override)
+    if not mistake and not override.is_interval_sweep():
+        texts = tuple(dict.fromkeys(override.sweep_string_iterator()))
+        mistake = "" if texts else "there are no values"
+    if mistake:
+        raise ParamsError(f"-S {override.input_line}: {mistake}")
     if override.is_range_sweep():
-        return Dimension(path, key, distributions.IntDistribution(0, len(texts) - 1), texts)
-    return Dimension(path, key, distributions.CategoricalDistribution(range(len(texts))), texts)
+        distribution = distributions.IntDistribution(0, len(texts) - 1)
+    elif texts:
+        distribution = distributions.CategoricalDistribution(range(len(texts)))
+    else:
+        kind = "Int" if isinstance(sweep.start, int) else "Float"
+        build = getattr(distributions, f"{kind}Distribution")
+        try:
+            distribution = build(sweep.start, sweep.end, log="log" in sweep.tags)
+        except ValueError as error:  # of bounds that are not in order
+            raise ParamsError(f"-S {override.input_line}: {error}") from error
+    return Dimension(path, override.get_key_element(), distribution, texts)

@@ -42,14 +42,14 @@ class StopRule:
         rounded = {math.ceil(rung / validate_every) * validate_every for rung in epochs_of_rungs}
         return [*sorted(rung for rung in rounded if rung < epochs), epochs]
 
-    def select(self, ranks: Mapping[int, float | None]) -> list[int]:
-        """Return the points that continue, by their *ranks*: lower is better, None is worse than any number.
+    def select(self, curves: "Curves", epochs: int) -> list[int]:
+        """Return the points that continue after the rung of *epochs*, by the `rank` of their *curves*.
 
         One in `factor` points continues, rounded down, but at least one. Of equal points, the first ones do.
         """
-        ranked = sorted((rank, number) for number, rank in ranks.items() if rank is not None)
-        chosen = ranked[: max(1, len(ranks) // self.factor)]
-        return sorted(number for _, number in chosen)
+        ranks = [(rank(curve, epochs), number) for number, curve in curves.items()]
+        ranked = sorted((value, number) for value, number in ranks if value is not None)
+        return sorted(number for _, number in ranked[: max(1, len(ranks) // self.factor)])
 
 
 RULES = {
@@ -143,16 +143,9 @@ def rank(curve: MetricCurve | None, epochs: float) -> float | None:
 
     None if no value is finite.
     """
-    values = (
-        [value for epoch, value in curve.series.items() if epoch <= epochs and math.isfinite(value)]
-        if curve
-        else []
-    )
-    if not curve or not values:
+    if curve is None:
+        return None
+    values = [value for epoch, value in curve.series.items() if epoch <= epochs and math.isfinite(value)]
+    if not values:
         return None
     return -max(values) if curve.better is Direction.HIGHEST else min(values)
-
-
-def select_points(rule: StopRule, curves: Curves, epochs: int) -> list[int]:
-    """Return the points that continue by *rule* after the rung of *epochs*."""
-    return rule.select({number: rank(curve, epochs) for number, curve in curves.items()})

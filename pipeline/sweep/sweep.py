@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -33,7 +33,6 @@ from pipeline.sweep.stopping import (
     default_metric,
     find_metric,
     plan_rungs,
-    select_points,
 )
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
@@ -73,51 +72,30 @@ class SweepOptions:
     """The stream that the table of results is written to; None is standard output."""
 
 
-def sweep(points: Sequence[Point], options: SweepOptions) -> list[PointResult]:
-    """Run the points without an experiment, each as an experiment, and print a table of all.
+def sweep(source: Search | Sequence[Point], options: SweepOptions) -> list[PointResult]:
+    """Run the points of *source* without an experiment, each as an experiment, and print a table of all.
 
-    Raises `StageFailedError` if a point failed, after the others, and `ParamsError` before anything runs.
+    The trials of a search run batch by batch. Raises `StageFailedError` if a point failed, after the others,
+    and `ParamsError` before anything runs, or if the points cannot be ranked.
     """
     base = _freeze()
+    search = source if isinstance(source, Search) else None
+    points = source.ask() if isinstance(source, Search) else source
     with _sweep_lock(base) as lock:
-        if options.stop is None:
-            planned = plan_points(base, points)
-            check_plan(planned)
-            results = _run_points(base, planned, options, lock)
-        else:
-            rule = RULES[options.stop]
-            rungs = Rungs(plan_rungs(rule, base, points), partial(select_points, rule))
-            results = _run_rungs(base, points, options, lock, rungs)
-    _conclude(base, results, options)
-    return results
-
-
-def run_search(search: Search, options: SweepOptions) -> list[PointResult]:
-    """Run the trials of *search*, batch by batch, as `sweep` runs points, and print a table of all.
-
-    Raises as `sweep` does, and `ParamsError` if the points of a batch cannot be ranked.
-    """
-    base = _freeze()
-    results = dict[str, PointResult]()
-    with _sweep_lock(base) as lock:
-        points = search.ask()
-        check_plan(plan_points(base, points))
-        rungs = _search_rungs(base, points, search, options.stop) if options.stop else None
+        running = _Sweep(base, options, lock, options.metric)
+        rungs = _plan_rungs(base, points, search, options.stop) if options.stop else None
         while points:
-            print_text(
-                f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
-            )
-            if rungs:
-                ran = _run_rungs(base, points, options, lock, rungs)
-            else:
-                ran = _run_points(base, plan_points(base, points), options, lock)
-            metric, curves = _read_curves(base, dict(enumerate(ran)), options)
-            options = replace(options, metric=metric)  # the same one for all batches
+            if search:
+                first = search.drawn - search.size + 1
+                print_text(f"trials {first} to {search.drawn} of {search.options.trials}:")
+            ran = running.run(points, rungs)
+            if search is None:
+                break
+            running.metric, curves = running.read_curves(dict(enumerate(ran)))  # the same for all batches
             search.tell([(curves[number], result.stopped) for number, result in enumerate(ran)])
-            results |= {result.name: result for result in ran}
             points = search.ask()
-    _conclude(base, list(results.values()), options)
-    return list(results.values())
+    running.conclude()
+    return list(running.results.values())
 
 
 def _freeze() -> FrozenProject:
@@ -142,12 +120,13 @@ def _freeze_readable() -> FrozenProject:
     return base
 
 
-def _search_rungs(base: FrozenProject, points: Sequence[Point], search: Search, stop: str) -> Rungs:
-    check_varying(search.varying)
+def _plan_rungs(base: FrozenProject, points: Sequence[Point], search: Search | None, stop: str) -> Rungs:
     rule = RULES[stop]
+    if search:
+        check_varying(search.varying)
     epochs = plan_rungs(rule, base, points)
-    if not rule.pruner:
-        return Rungs(epochs, partial(select_points, rule))
+    if search is None or not rule.pruner:
+        return Rungs(epochs, rule.select)
     search.use_pruner(rule, epochs)
     return Rungs(epochs, search.select)
 
@@ -168,38 +147,134 @@ def _sweep_lock(base: FrozenProject) -> Iterator[Path]:
             path.with_suffix(suffix).unlink(missing_ok=True)
 
 
-def _run_points(
-    base: FrozenProject, planned: Sequence[PlannedPoint], options: SweepOptions, lock: Path
-) -> list[PointResult]:
-    """Run the points of *planned* without an experiment, and return the result of each, in their order."""
-    progress = SweepProgress(len(planned))
-    print_text(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
-    for point in planned:
-        if point.is_done:
-            progress.add_done(point.name)
-        elif point.mistake:
-            progress.add_failed(point.name, point.mistake)
-    report = partial(_report_outcome, base, progress, options.metric)
-    try:
-        _check_metric(base, progress, options.metric)
-        if jobs := _jobs(base, planned, lock, share_gpus=options.share_gpus):
-            progress.start()
-            with _report_interruption(progress), show_live_table(progress, jobs, options.metric):
-                options.run(jobs, options.executor, report)
-    except ParamsError as error:
-        _conclude(base, _results(progress, [*progress.done, *progress.failed]), options, mistake=str(error))
-    return _results(progress, [point.name for point in planned])
+@dataclass
+class _Sweep:
+    """A sweep in progress."""
+
+    base: FrozenProject
+    options: SweepOptions
+    lock: Path
+    metric: str | None
+    """The metric to rank points by, or None for the default."""
+    results: dict[str, PointResult] = field(default_factory=dict)
+    """The result of each point that has finished, by the name of its experiment."""
+
+    def run(self, points: Sequence[Point], rungs: Rungs | None) -> list[PointResult]:
+        """Run *points*, with *rungs* up to the epoch of each rung, and return their results in their order.
+
+        Raises `ParamsError` if these are the first points, and none has valid params.
+        """
+        if rungs:
+            return self._run_rungs(points, rungs)
+        return self._run_planned(plan_points(self.base, points))
+
+    def _run_planned(self, planned: Sequence[PlannedPoint]) -> list[PointResult]:
+        """Run the points of *planned* without an experiment, and return the result of each."""
+        if not self.results:
+            check_plan(planned)
+        executor, progress = self.options.executor, SweepProgress(len(planned))
+        print_text(f"{_count(planned)}, {executor.width} at a time on {executor.name}")
+        for point in planned:
+            if point.is_done:
+                progress.add_done(point.name)
+            elif point.mistake:
+                progress.add_failed(point.name, point.mistake)
+        waiting = [point for point in planned if not point.is_done and not point.mistake]
+        jobs = [Job(self.base, point, self.lock, self.options.share_gpus) for point in waiting]
+        try:
+            _check_metric(self.base, progress, self.metric)
+            if jobs:
+                progress.start()
+                report = partial(_report, self.base, progress, self.metric)  # Dask copies it to its workers
+                with show_live_table(progress, jobs, self.metric):
+                    self.options.run(jobs, executor, report)
+        except ParamsError as error:
+            self._record(progress, [*progress.done, *progress.failed])
+            self.conclude(str(error))
+        except StageError:
+            raise
+        except BaseException:  # usually a signal
+            counts = f"{len(progress.done)} of {progress.total}"
+            print_text(f"{counts} points are done. Run the same command again to resume")
+            raise
+        return self._record(progress, [point.name for point in planned])
+
+    def _record(self, progress: SweepProgress, names: Sequence[str]) -> list[PointResult]:
+        """Record the results of the points *names*, which have finished, and return them."""
+        ran = [PointResult(name, progress.failed.get(name, "")) for name in names]
+        self.results |= {result.name: result for result in ran}
+        return ran
+
+    def _run_rungs(self, points: Sequence[Point], rungs: Rungs) -> list[PointResult]:
+        """Run the points up to the epoch of each rung, the better ones of a rung up to the next one."""
+        total = rungs.epochs[-1]
+        results: dict[int, PointResult] = {}
+        active: Collection[int] = range(len(points))
+        for epochs in rungs.epochs:
+            planned = plan_points(self.base, points, epochs)
+            print_text(f"up to epoch {epochs} of {total}:")
+            ran = self._run_planned([planned[number] for number in active])
+            results |= zip(active, ran, strict=True)
+            if epochs == total:
+                break
+            _, curves = self.read_curves({number: results[number] for number in active})
+            chosen = rungs.select(curves, epochs)
+            for number in set(active).difference(chosen):
+                results[number] = replace(results[number], stopped=epochs)
+            active = chosen
+            if not active:
+                break
+        self.results |= {result.name: result for result in results.values()}
+        return list(results.values())
+
+    def read_curves(self, results: Mapping[int, PointResult]) -> tuple[str | None, Curves]:
+        """Return the metric that ranks the points, and its curve of each point; None for one that failed.
+
+        Raises as `collect_points` and `find_metric` do, after the table of the results is printed.
+        """
+        trained = [result.name for result in results.values() if not result.error]
+        if not trained:
+            return self.metric, dict.fromkeys(results)
+        compared = collect_points(self.base, trained)
+        try:
+            metric = find_metric(compared, self.metric)
+        except ParamsError as error:
+            self.conclude(str(error))
+            raise
+        curves = {run.name: run.metrics.get(metric) for run in compared.runs}
+        return metric, {number: curves.get(result.name) for number, result in results.items()}
+
+    def conclude(self, mistake: str = "") -> None:
+        """Print the table of the results.
+
+        Raises `ParamsError` if the metric is unknown or for another *mistake*, and `StageFailedError` for
+        points that failed, with the reason of each.
+        """
+        results = self.results.values()
+        if trained := [result.name for result in results if not result.error]:
+            compared = collect_points(self.base, trained)
+            shown = default_metric(compared)
+            if self.metric and not mistake:
+                try:
+                    shown = find_metric(compared, self.metric)
+                except ParamsError as error:
+                    mistake = str(error)
+            draw = repeats_table if self.options.has_repeats else result_table
+            print_text(f"\n{draw(compared, shown)}", self.options.output, end="")
+        lines = [mistake] if mistake else []
+        if reasons := [f"{result.name}: {result.error}" for result in results if result.error]:
+            lines += [f"{len(reasons)} of {_count(results)} failed", *reasons]
+        if mistake:
+            raise ParamsError("\n".join(lines))
+        if lines:
+            raise StageFailedError("\n".join(lines))
 
 
-def _results(progress: SweepProgress, names: Sequence[str]) -> list[PointResult]:
-    return [PointResult(name, progress.failed.get(name, "")) for name in names]
-
-
-def _report_outcome(
+def _report(
     base: FrozenProject, progress: SweepProgress, metric: str | None, job: Job, error: Exception | None
 ) -> None:
-    """Report the outcome of *job*; raise `ParamsError` if it is the first experiment and has no *metric*."""
-    progress.report(job, error)
+    """Report the outcome of *job*. Raises `ParamsError` if it is the first experiment, without *metric*."""
+    progress.report(job.point.name, error)
     if error is None and len(progress.done) == 1:
         _check_metric(base, progress, metric)
 
@@ -212,48 +287,8 @@ def _check_metric(base: FrozenProject, progress: SweepProgress, metric: str | No
             select_metrics(compared, [metric])
 
 
-def _run_rungs(
-    base: FrozenProject, points: Sequence[Point], options: SweepOptions, lock: Path, rungs: Rungs
-) -> list[PointResult]:
-    """Run the points up to the epoch of each rung, the better ones of a rung up to the next one."""
-    total = rungs.epochs[-1]
-    results: dict[int, PointResult] = {}
-    active: Collection[int] = range(len(points))
-    for epochs in rungs.epochs:
-        planned = plan_points(base, points, epochs)
-        print_text(f"up to epoch {epochs} of {total}:")
-        ran = _run_points(base, [planned[number] for number in active], options, lock)
-        results |= zip(active, ran, strict=True)
-        if epochs == total:
-            break
-        _, curves = _read_curves(base, {number: results[number] for number in active}, options)
-        chosen = rungs.select(curves, epochs)
-        for number in set(active).difference(chosen):
-            results[number] = replace(results[number], stopped=epochs)
-        active = chosen
-        if not active:
-            break
-    return list(results.values())
-
-
-def _read_curves(
-    base: FrozenProject, results: Mapping[int, PointResult], options: SweepOptions
-) -> tuple[str | None, Curves]:
-    """Return the metric that ranks the points, and its curve of each point; None for one that failed.
-
-    Raises as `collect_points` and `find_metric` do, after the table of *results* is printed.
-    """
-    trained = [result.name for result in results.values() if not result.error]
-    if not trained:
-        return options.metric, dict.fromkeys(results)
-    compared = collect_points(base, trained)
-    try:
-        metric = find_metric(compared, options.metric)
-    except ParamsError as error:
-        _conclude(base, list(results.values()), options, mistake=str(error))
-        raise
-    curves = {run.name: run.metrics.get(metric) for run in compared.runs}
-    return metric, {number: curves.get(result.name) for number, result in results.items()}
+def _count(points: Collection[object]) -> str:
+    return f"{len(points)} point{'s' if len(points) != 1 else ''}"
 
 
 def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None:
@@ -277,67 +312,6 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> dict[str, st
     for point in planned:
         print_line(f"{point.name}: {'not valid' if point.mistake else states[point.name]}")
     if mistakes := [f"{point.name}: {point.mistake}" for point in planned if point.mistake]:
-        count = f"{len(mistakes)} of {_count(planned, 'point')} cannot run:"
+        count = f"{len(mistakes)} of {_count(planned)} cannot run:"
         raise ParamsError("\n".join([count, *mistakes]))
     return states
-
-
-def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], lock: Path, *, share_gpus: bool) -> list[Job]:
-    return [
-        Job(
-            base,
-            point.name,
-            point.point.set_params,
-            point.params,
-            lock,
-            gpus=() if share_gpus else point.gpus,
-            run=point.run,
-            replaces=point.replaces,
-        )
-        for point in planned
-        if not point.is_done and not point.mistake
-    ]
-
-
-@contextmanager
-def _report_interruption(progress: SweepProgress) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, StageError):  # usually a signal
-            print_text(
-                f"{len(progress.done)} of {progress.total} points are done. "
-                "Run the same command again to resume"
-            )
-        raise
-
-
-def _conclude(
-    base: FrozenProject, results: Sequence[PointResult], options: SweepOptions, *, mistake: str = ""
-) -> None:
-    """Print the table of *results*.
-
-    Raises `ParamsError` if the metric is unknown or for another *mistake*, and `StageFailedError` for points
-    that failed, with the reason of each.
-    """
-    if trained := [result.name for result in results if not result.error]:
-        compared = collect_points(base, trained)
-        shown = default_metric(compared)
-        if options.metric and not mistake:
-            try:
-                shown = find_metric(compared, options.metric)
-            except ParamsError as error:
-                mistake = str(error)
-        table = repeats_table(compared, shown) if options.has_repeats else result_table(compared, shown)
-        print_text(f"\n{table}", options.output, end="")
-    lines = [mistake] if mistake else []
-    if reasons := [f"{result.name}: {result.error}" for result in results if result.error]:
-        lines += [f"{len(reasons)} of {_count(results, 'point')} failed", *reasons]
-    if mistake:
-        raise ParamsError("\n".join(lines))
-    if lines:
-        raise StageFailedError("\n".join(lines))
-
-
-def _count(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'s' if len(things) != 1 else ''}"

@@ -55,7 +55,7 @@ def profiler(tmp_path_factory):
 
 def test_step_makes_few_calls(profiler):
     """Each call costs about a microsecond, which is what a small model waits for."""
-    assert profiler.calls <= 45
+    assert profiler.calls <= 49
 
 
 def test_walk_on_the_page_has_every_file_that_a_batch_passes(profiler):

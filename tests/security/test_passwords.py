@@ -96,7 +96,7 @@ def test_files_below_runs_have_no_password(tmp_path, monkeypatch):
     monkeypatch.setenv(prefect_api.URL, API)
     monkeypatch.setenv(REPORT_VARIABLE, str(tmp_path / "report"))
 
-    prefect_api.is_stage_recorded(1, lambda _: None)
+    prefect_api.is_stage_recorded(1)
     with temporary_settings({PREFECT_API_URL: API}):
         register_flow_run("00000000-0000-0000-0000-000000000000")
     write_report(f"no answer from {API}", 1)

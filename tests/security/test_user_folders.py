@@ -160,4 +160,4 @@ def test_locks_of_gpus_are_in_a_folder_of_the_user(cache):
         [folder] = (cache / "learner").iterdir()
 
         assert mode_of(folder) == 0o700
-        assert [each.name for each in folder.iterdir()] == ["0.lock"]
+        assert [each.name for each in folder.iterdir()] == ["lock"]

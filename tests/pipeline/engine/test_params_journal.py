@@ -11,10 +11,9 @@ from pipeline.doctor.stale_files import check_params_journal
 RUN = """
 import os, signal, subprocess, sys
 from pipeline.engine.lock import project_lock
-from pipeline.project.params_edit import override_params
 from pipeline.engine.params_journal import edit_params
 
-with project_lock(), edit_params(override_params(["fit.num_epochs=9"])):
+with project_lock(), edit_params(["fit.num_epochs=9"]):
     {action}
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

@@ -18,7 +18,6 @@ from waiting import LIMIT_SECONDS, wait_until
 from pipeline.engine.lock import _Holder, project_lock
 from pipeline.engine.params_journal import edit_params
 from pipeline.project.lockfile import RWLOCK, read_lockfile
-from pipeline.project.params_edit import override_params
 from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK
 from stages.system.file_lock import try_lock, unlock
@@ -214,7 +213,7 @@ def test_waiting_run_edits_params_after_dvc_has_recorded_its_last_stage(finished
     with (
         suppress(KeyError),
         project_lock(timeout_seconds=LIMIT_SECONDS),
-        edit_params(override_params(["fit.num_epochs=9"])),
+        edit_params(["fit.num_epochs=9"]),
     ):
         dvc.wait()
         raise KeyError

@@ -372,6 +372,16 @@ def test_ranks_that_were_signalled_directly_interrupt_the_run(code, name):
     assert str(caught.value) == "saved by 0"
 
 
+def test_ranks_that_a_stop_ends_before_they_have_a_handler_interrupt_the_run():
+    interrupter = Interrupter()
+    interrupter.stop("SIGTERM")
+
+    with pytest.raises(RunInterruptedError) as caught:
+        run(HANG, interrupter=interrupter)
+
+    assert caught.value.exit_code == 143
+
+
 def test_failure_in_a_save_is_reported_and_not_the_stop():
     message = failure(
         REPORT,

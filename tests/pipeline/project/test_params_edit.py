@@ -85,7 +85,7 @@ def test_override_keeps_every_other_byte(params, line_end):
     content = TEXT.replace("\n", line_end).encode()
     params.write_bytes(content)
 
-    with edit_params(override_params(["fit.num_epochs=7"])):
+    with edit_params(["fit.num_epochs=7"]):
         pass
 
     assert params.read_bytes() == content.replace(b"epochs: 20", b"epochs: 7")
@@ -108,11 +108,9 @@ def test_override_is_written_through_a_link(params, is_killed):
     params.rename(other)
     params.symlink_to("experiments/base.yaml")
 
-    with (
-        pytest.raises(KeyboardInterrupt) if is_killed else edit_params(override_params(["fit.num_epochs=7"]))
-    ):
+    with pytest.raises(KeyboardInterrupt) if is_killed else edit_params(["fit.num_epochs=7"]):
         if is_killed:
-            with edit_params(override_params(["fit.num_epochs=7"])):
+            with edit_params(["fit.num_epochs=7"]):
                 raise KeyboardInterrupt
 
     assert params.readlink() == Path("experiments/base.yaml")

@@ -49,8 +49,10 @@ def _separate_claims(tmp_path, monkeypatch):
         ("none", []),
     ],
 )
-def test_cuda_visible_devices_is_parsed_as_cuda_parses_it(value, devices):
-    assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
+def test_cuda_visible_devices_is_parsed_as_cuda_parses_it(value, devices, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+
+    assert visible_devices() == devices
 
 
 def test_devices_are_parsed_from_the_output_of_nvidia_smi():

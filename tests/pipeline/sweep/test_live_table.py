@@ -20,13 +20,8 @@ from waiting import LIMIT_SECONDS
 
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.sweep.job import Job
-from pipeline.sweep.progress import (
-    LiveTable,
-    PointProgress,
-    ProgressReader,
-    SweepProgress,
-    estimate_seconds_left,
-)
+from pipeline.sweep.plan import PlannedPoint, Point
+from pipeline.sweep.progress import LiveTable, PointProgress, ProgressReader, SweepProgress
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.loggers.log_files import FileMetricLogger
@@ -155,23 +150,24 @@ def test_value_of_a_point_is_that_of_its_last_finished_epoch(training, requested
     copy, store = training
     reader = ProgressReader(store.parent, requested)
 
-    [point] = reader.read([copy], datetime.now(UTC)).values()
+    [point] = reader.read([copy]).values()
 
-    assert (point.epoch, point.epochs, point.share, point.gained) == (3, 4, 0.625, 0.0)
-    assert (reader.metric, point.value, point.seconds_left) == (metric, 0.75, None)
+    assert (point.last.epoch, point.last.epochs, point.share, point.gained) == (3, 4, 0.625, 0.0)
+    assert (reader.metric, point.value, point.estimate_seconds_left(START)) == (metric, 0.75, None)
 
 
 def test_point_keeps_its_last_progress_when_its_files_become_unreadable(training):
     copy, store = training
     reader = ProgressReader(store.parent, None)
-    before = reader.read([copy], START)
+    [before] = reader.read([copy]).values()
 
     (store / "heartbeat.json").write_text("{")
     lock_of(store).unlink()
 
-    assert reader.read([copy], START) == before
-    assert not ProgressReader(store.parent, None).read([copy], START)
-    assert not ProgressReader(store / "missing", None).read([copy], START)
+    assert reader.read([copy]) == {copy: before}
+    assert before.value == 0.75
+    assert not ProgressReader(store.parent, None).read([copy])
+    assert not ProgressReader(store / "missing", None).read([copy])
 
 
 def test_point_of_another_host_is_only_running(tmp_path, monkeypatch):
@@ -197,7 +193,7 @@ def draw(copy, progress, *names):
     base = FrozenProject(root, root, "", "")
     for name in names:
         (copy.parent / f"{name}.copy").mkdir(exist_ok=True)
-    jobs = [Job(base, name, (), {}, Path(), gpus=(), run=name) for name in (*names, "waiting")]
+    jobs = [Job(base, PlannedPoint(Point((), ()), name), Path()) for name in (*names, "waiting")]
     console = Console(file=io.StringIO(), width=COLUMNS)
     console.print(LiveTable(progress, jobs, None).draw(COLUMNS, 8))
     return console.file.getvalue()
@@ -233,14 +229,14 @@ def beat(epoch, step, seconds, split="train"):
     ],
 )
 def test_time_left_is_that_of_the_trained_share(first, last, now, left):
-    seconds = estimate_seconds_left(first, last, START + timedelta(seconds=now))
+    seconds = PointProgress(Path(), first, last).estimate_seconds_left(START + timedelta(seconds=now))
 
     assert seconds == pytest.approx(left)
 
 
 def test_time_left_of_a_sweep_has_the_shares_of_points_in_progress():
     progress = SweepProgress(5, done=["before", "a"], before=1, began=time.monotonic() - 3000)
-    resumed = PointProgress(3, 4, 0.75, 0.5, None, None)
+    resumed = PointProgress(Path(), beat(2, 0, 0), beat(4, 0, 10))
 
     assert progress.format_time_left() == ", about 2 h 30 min left"
     assert progress.format_time_left([resumed]) == ", about 1 h 15 min left"

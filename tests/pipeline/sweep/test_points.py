@@ -10,9 +10,9 @@ import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.project_copy import freeze, temporary_copy
-from pipeline.sweep.job import Job, _reason
+from pipeline.sweep.job import Job, _reason, build_request
 from pipeline.sweep.plan import expand, plan_points
-from pipeline.sweep.point_process import POINT_SERVERS, PointRequest
+from pipeline.sweep.point_process import POINT_SERVERS
 from stages.runs.layout import SWEEP_FOLDER
 from stages.system.file_lock import hold_lock
 from stages.system.processes import parent_of, pids_below
@@ -149,23 +149,14 @@ def start_point(project):
     base = freeze(project.folder)
     [planned] = plan_points(base, expand([f"{RATE}=choice(0.002)"]))
     lock = base.root / SWEEP_FOLDER / "test.sweep"
-    job = Job(base, planned.name, planned.point.set_params, planned.params, lock, gpus=(), run="")
+    job = Job(base, planned, lock)
     lock.parent.mkdir(parents=True)
     with ExitStack() as stack:
         for each in (closing(POINT_SERVERS), hold_lock(lock)):
             stack.enter_context(each)
         folder = stack.enter_context(temporary_copy(base, job.copy_folder))
         with job.log.open("wb") as log, Path(os.devnull).open("rb") as stdin:
-            request = PointRequest(
-                job.name,
-                job.overrides,
-                str(folder),
-                str(base.root),
-                base.head,
-                base.ref(job.name),
-                str(lock),
-                {},
-            )
+            request = build_request(job, folder, {})
             yield lambda: POINT_SERVERS.start(base, request, log, stdin.fileno())
 
 
