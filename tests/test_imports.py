@@ -22,14 +22,18 @@ import torch
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.models import Mlp
-from stages.optim import Adam
+from stages.optim import Adam, build_optimizer, without_dynamo
 from stages.records import BinFileRecorder
 from stages.renderers import NoRenderer
 
 data = TensorDataset(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
 loader = DataLoaderBuilder(NormalizeBatcher(0.0, 1.0)).batch_size(2).build(data)
 builder = LearnerBuilder("trained").num_epochs(1).with_file_checkpointer(BinFileRecorder())
-builder.renderer(NoRenderer()).build(Mlp((2,), 2), Adam(), 0.1).fit(loader, loader)
+model = Mlp((2,), 2)
+builder.renderer(NoRenderer()).build(model, Adam(), 0.1).fit(loader, loader)
+optimizer = build_optimizer(Adam(), [*model.parameters()])
+with without_dynamo():
+    optimizer.load_state_dict(optimizer.state_dict())
 """
 WITHOUT_TORCH = [
     ("import stages.metrics.registry", "stages.metrics.registry", HEAVY | {"torchmetrics", "psutil"}),
