@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_programs import stop_server
+from forked_programs import SERVER, share_server, start_server, stop_server
 from hypothesis import settings
 from long_tests import IS_LONG, examples
 from projects import Project
@@ -37,9 +37,32 @@ LONG = "long test: run it with make long"
 NO_ACCELERATOR = "no accelerator found; run `benchmarks/gpu.py --check` on a machine that has one"
 
 
-def pytest_collection_modifyitems(items):
-    """Skip the long tests, which ``make long`` runs, and those that need a CUDA device."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Start one server of forks for the workers of xdist, each of which would start its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # forks inherit it; see `_configure_process`
+    node.workerinput["server of forks"] = SERVER._forkserver_address or start_server()
+
+
+def pytest_configure(config):
+    """Have a worker of xdist use the server of the process that has started it."""
+    if hasattr(config, "workerinput"):
+        share_server(config.workerinput["server of forks"])
+
+
+def pytest_unconfigure():
+    """Stop the server that this process has started."""
+    stop_server()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip the long tests, which ``make long`` runs, and those that need a CUDA device.
+
+    A worker of xdist leaves the long ones out: it would take 5 ms to skip each of 2,400, and to report it.
+    """
     reasons = {} if IS_LONG else {"long": LONG}
+    if reasons and hasattr(config, "workerinput"):
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if not torch.cuda.is_available():
         reasons["gpu"] = NO_ACCELERATOR
     for item in items:
@@ -63,8 +86,6 @@ def _configure_process():
     # A non-interactive shell starts a background process with SIGINT ignored, and child processes inherit
     # that. The tests of Ctrl-C would then wait forever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    stop_server()
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ epochs: str = LearnerBuilder("artifacts").num_epochs(3)
 
 @pytest.fixture
 def environment(tmp_path):
-    """Return a virtual environment with only setuptools, which pip needs for a build without an index."""
+    """Return a virtual environment with setuptools, which pip needs for a build, and with this project."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -29,14 +29,23 @@ def environment(tmp_path):
             (shared / path.name).symlink_to(path)
     [packages] = (tmp_path / "venv/lib").glob("python3*/site-packages")
     (packages / "shared.pth").write_text(f"{shared}\n")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python"]
+    subprocess.run([*pip, "install", *offline, "--editable", ROOT], check=True)
     return tmp_path / "venv"
 
 
+def test_editable_install_adds_the_folder_of_the_project_to_the_search_path(environment):
+    """A type checker follows such a path, and no import hook."""
+    [path] = environment.glob("lib/python3*/site-packages/__editable__*")
+
+    assert (path.suffix, path.read_text().strip()) == (".pth", str(ROOT))
+    assert (ROOT / "stages/py.typed").exists()
+
+
+@pytest.mark.long  # the test before
 def test_type_checker_finds_the_types_of_an_editable_install(environment, tmp_path):
     python = environment / "bin/python"
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    install = [sys.executable, "-m", "pip", "--python", python, "install", *offline, "--editable", ROOT]
-    subprocess.run(install, check=True)
     (tmp_path / "use.py").write_text(USER_CODE)
 
     command = [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", tmp_path / "cache"]

@@ -1,7 +1,8 @@
 """Commands and modules that must start fast import neither torch nor Prefect nor other slow packages.
 
 A process runs the steps of a list in their order. What a step imports stays imported: if a module is missing
-after a step, neither this step nor one before it has imported it.
+after a step, neither this step nor one before it has imported it. Each process that imports torch takes
+seconds, so a list has as many steps as that permits.
 """
 
 import json
@@ -21,16 +22,20 @@ import torch
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.models import Mlp
-from stages.optim import Adam
+from stages.optim import Adam, build_optimizer, without_dynamo
 from stages.records import BinFileRecorder
 from stages.renderers import NoRenderer
 
 data = TensorDataset(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
 loader = DataLoaderBuilder(NormalizeBatcher(0.0, 1.0)).batch_size(2).build(data)
 builder = LearnerBuilder("trained").num_epochs(1).with_file_checkpointer(BinFileRecorder())
-builder.renderer(NoRenderer()).build(Mlp((2,), 2), Adam(), 0.1).fit(loader, loader)
+model = Mlp((2,), 2)
+builder.renderer(NoRenderer()).build(model, Adam(), 0.1).fit(loader, loader)
+optimizer = build_optimizer(Adam(), [*model.parameters()])
+with without_dynamo():
+    optimizer.load_state_dict(optimizer.state_dict())
 """
-LIBRARY = [
+WITHOUT_TORCH = [
     ("import stages.metrics.registry", "stages.metrics.registry", HEAVY | {"torchmetrics", "psutil"}),
     ("from stages.renderers import default_renderer as f; f()", "stages.renderers", HEAVY | TERMINAL),
     ("from stages.loggers import FileMetricLogger", "stages.loggers.log_files", HEAVY | {"tensorboard"}),
@@ -40,22 +45,22 @@ LIBRARY = [
     ("import stages, stages.contracts, stages.learner", "stages.learner", HEAVY),
     ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),
     ("import pipeline.engine.rank_launcher", "pipeline.engine.rank_launcher", HEAVY),
-    (TRAIN, "stages.learner.loop", SHARDING | UNUSED),
-]
-COMMANDS = [
-    ("learner --help", "pipeline.commands.runs", HEAVY | {"numpy", "pydantic"}),
     ("learner stage create-artifact-dir", "stages.create_artifact_dir", HEAVY | (UNUSED - {"rich"})),
     ("learner check", "pipeline.commands.project", {"torch", "prefect"}),
     ("learner status", "pipeline.commands.project", {"torch", "prefect"}),
     ("learner compare", "pipeline.comparison", {"torch", "prefect"}),
+]
+WITH_TORCH = [
+    (TRAIN, "stages.learner.loop", SHARDING | UNUSED),
     ("learner stage load-data", "stages.data.sources.built_in", UNUSED - {"dvc", "rich"}),
     ("learner stage build-learner", "stages.learner.builder", UNUSED - {"dvc", "rich"}),
 ]
 SERVICE = [
+    ("learner --help", "pipeline.commands.runs", HEAVY | {"numpy", "pydantic"}),
     ("import pipeline.flows.flow", "pipeline.flows.flow", {"torch", "plotext", "pygit2"}),
     ("import pipeline.flows.serving", "pipeline.flows.serving", {"torch"}),
 ]
-STEPS = LIBRARY + COMMANDS + SERVICE
+STEPS = WITHOUT_TORCH + WITH_TORCH + SERVICE
 """Steps, each with a module that it imports and those that it must not import."""
 
 PROGRAM = """
@@ -83,7 +88,7 @@ def loaded(checked_out, tmp_path_factory):
     """Return each step with the modules that are imported after it."""
     project = checked_out(tmp_path_factory.mktemp("imports") / "project")
     found = {}
-    for steps in (LIBRARY, COMMANDS, SERVICE):
+    for steps in (WITHOUT_TORCH, WITH_TORCH, SERVICE):
         printed = project.ok(sys.executable, "-c", PROGRAM, json.dumps([step for step, *_ in steps]))
         found |= json.loads(printed.splitlines()[-1])
     return found

@@ -42,7 +42,15 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 PADDING = -100
-LONG = ("plain", "window of 3", "dropped window", "a metric of torchmetrics", "torch's loader")
+LONG = (
+    "plain",
+    "window of 3",
+    "dropped window",
+    "carried window",  # on four ranks below
+    "summed and carried window",  # test_carried_window_is_resumed_between_epochs
+    "a metric of torchmetrics",
+    "torch's loader",
+)
 """Changes of which another has the parts; the first import of torchmetrics takes three seconds."""
 
 

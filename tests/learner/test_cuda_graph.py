@@ -617,7 +617,7 @@ def test_batches_of_two_shapes_are_captured_when_one_is_repeated(capture, tmp_pa
     assert RepeatedCalls.replays == 2, "the first 8 is unusual, three warm up, and 5 is eager"
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("accumulated", [1, long(3)])
 def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_path, monkeypatch):
     capture(device="meta")
     monkeypatch.setattr("stages.distributed.rank_group.find_device", torch.device)

@@ -10,7 +10,9 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize(("case", "window", "dtype"), covering_cases(CASES, WINDOWS, [*TOLERANCE]))
+@pytest.mark.parametrize(
+    ("case", "window", "dtype"), covering_cases(CASES, WINDOWS, [*TOLERANCE], strength=1)
+)
 def test_window_and_epoch_are_those_of_one_large_batch(case, window, dtype, tmp_path):
     found = train(tmp_path, case, *window, dtype=dtype)
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ ROWS = [
 ]
 
 
+@cache
 def names_of_tests(path):
     return {
         node.name

@@ -1,8 +1,6 @@
 """A step of the stepper has the same bits as a step of torch's own optimizer."""
 
 import copy
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 
@@ -328,24 +326,6 @@ def test_without_dynamo_restores_the_methods():
         pass
 
     assert [dict(vars(each.__wrapped__)) for each in methods] == before
-
-
-def test_no_step_imports_the_compiler():
-    """The import takes a second and is not needed."""
-    code = """
-import sys, torch
-from stages.optim import Adam, Stepper, build_optimizer, without_dynamo
-weight = torch.nn.Parameter(torch.zeros(3))
-optimizer = build_optimizer(Adam(), [weight])
-Stepper([weight], optimizer).step([torch.ones(3)], 0.1)
-with without_dynamo():
-    optimizer.load_state_dict(optimizer.state_dict())
-Stepper([weight], optimizer).step([torch.ones(3)], 0.1)
-print("torch._dynamo" in sys.modules, weight.tolist())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.startswith("False [-0.1")
 
 
 def convolution(build):

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from file_order import USE_THE_SERVER
 from prefect_servers import running_server
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -56,20 +57,60 @@ def is_listening(path):
     return True
 
 
-@pytest.fixture(scope="session")
+UNUSED_SERVICES = {
+    f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false"
+    for name in ("FOREMAN", "PAUSE_EXPIRATIONS", "TRIGGERS")
+}
+"""Settings without the services of workers, pauses and automations, whose loops take time all the time."""
+
+
+class SharedServer:
+    """A server that starts when a test needs it, and that runs until `stop`."""
+
+    def __init__(self):
+        self._stack, self._address = ExitStack(), None
+
+    def start(self, folder, database):
+        """Start the server, unless it runs, with its files in a new *folder*, and return its address.
+
+        A flow in this process starts services of Prefect, and without the patches every later fork fails when
+        it ends, such as a worker of a data loader in another test.
+        """
+        from pipeline.flows import prefect_patches  # it imports Prefect, which few tests need
+
+        if self._address is None:
+            prefect_patches.apply()
+            running = running_server(folder("server"), database, **UNUSED_SERVICES)
+            self._address = self._stack.enter_context(running).address
+        return self._address
+
+    def stop(self):
+        """Send the server the logs that it has not received, and stop it, if it runs."""
+        if self._address and (handlers := sys.modules.get("prefect.logging.handlers")):
+            handlers.APILogHandler().flush()
+        self._stack.close()
+        self._address = None
+
+
+SHARED_SERVER = SharedServer()
+
+
+@pytest.fixture(scope="module")
 def server(tmp_path_factory, database):
-    """Yield the address of a server that all tests share: `file_order` gives their files to one worker.
+    """Return the address of a server that all tests share: `file_order` gives their files to one worker."""
+    return SHARED_SERVER.start(tmp_path_factory.mktemp, database)
 
-    A flow in this process starts services of Prefect, and without the patches every later fork fails when it
-    ends, such as a worker of a data loader in another test.
-    """
-    from pipeline.flows import prefect_patches  # it imports Prefect, which few tests need
 
-    prefect_patches.apply()
-    with running_server(tmp_path_factory.mktemp("server"), database, has_template=False) as shared:
-        yield shared.address
-        if handlers := sys.modules.get("prefect.logging.handlers"):
-            handlers.APILogHandler().flush()  # while the server responds
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """Stop the server after the last of these files: it uses 4 s of processor time in 100 s if it is idle."""
+    if nextitem is None or not nextitem.nodeid.startswith(USE_THE_SERVER):
+        SHARED_SERVER.stop()
+
+
+def pytest_sessionfinish():
+    """Stop the server if a failed test has ended the session."""
+    SHARED_SERVER.stop()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_every_tensor_is_restored_bit_for_bit(dtype, shape, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "precision"), covering_cases(TORCH_DTYPES, RECORDERS, [*PRECISIONS])
+    ("dtype", "kind", "precision"), covering_cases(TORCH_DTYPES, RECORDERS, [*PRECISIONS], strength=1)
 )
 def test_every_recorder_writes_and_reads_its_precision(kind, precision, dtype, tmp_path):
     tensor = torch.randint(0, 2, (2, 3)).to(dtype)
@@ -100,7 +100,8 @@ FLOAT_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "precision", "dtype"), covering_cases(MODULES, RECORDERS, [*PRECISIONS], FLOAT_DTYPES)
+    ("make", "kind", "precision", "dtype"),
+    covering_cases(MODULES, RECORDERS, [*PRECISIONS], FLOAT_DTYPES, strength=1),
 )
 def test_any_file_loads_into_a_module_of_any_dtype(make, kind, precision, dtype, tmp_path):
     source, target = make(), make().to(dtype)

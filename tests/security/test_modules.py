@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -18,10 +19,6 @@ from stages.system.processes import program_command
 
 ROOT = Path(__file__).parents[2]
 OWN = {"pipeline", "stages", "tests", "benchmarks"}
-NAMES = sorted(
-    ({*sys.stdlib_module_names, *packages_distributions(), "model", "sitecustomize", "usercustomize"}) - OWN
-)
-"""The names of the modules of Python, and of all packages that are installed."""
 LIST_FIRST = "import runpy, sys; print(*{name.partition('.')[0] for name in sys.modules})"
 """Program that prints what ``python -m`` imports before it runs any module."""
 COMMANDS = {
@@ -32,6 +29,13 @@ COMMANDS = {
     "compare": ("learner", "compare"),
     "init": ("learner", "init", "."),
 }
+
+
+@cache
+def list_modules():
+    """Return the names of the modules of Python, and of all packages that are installed."""
+    own = {"model", "sitecustomize", "usercustomize"}
+    return sorted({*sys.stdlib_module_names, *packages_distributions(), *own} - OWN)
 
 
 def clone_with_modules(project, folder, names):
@@ -51,7 +55,7 @@ def clone_with_modules(project, folder, names):
 @pytest.fixture(scope="module")
 def shadow_world(base_project, tmp_path_factory):
     """Return a clone of a repository whose modules have the names of all modules of Python and packages."""
-    return clone_with_modules(base_project, tmp_path_factory.mktemp("shadows") / "world", NAMES)
+    return clone_with_modules(base_project, tmp_path_factory.mktemp("shadows") / "world", list_modules())
 
 
 LONG = ("version", "help", "check")
@@ -71,7 +75,7 @@ def test_python_m_imports_nothing_of_the_current_folder_but_what_python_does(bas
     """``python -m`` searches the current folder first until our code runs; `learner` never does."""
     command = [sys.executable, "-c", LIST_FIRST]
     first = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.split()
-    world = clone_with_modules(base_project, tmp_path / "world", sorted({*NAMES} - {*first}))
+    world = clone_with_modules(base_project, tmp_path / "world", sorted({*list_modules()} - {*first}))
 
     done = world.run(sys.executable, "-m", "pipeline", "status")
 
@@ -108,6 +112,18 @@ def read_terminal(controller):
         shown += part
 
 
+def test_module_of_the_project_imports_installed_modules(tmp_path, monkeypatch):
+    (tmp_path / "part_with_import.py").write_text("import tabnanny\nclass Net: pass\n")
+    (tmp_path / "tabnanny.py").write_text("raise SystemExit('imported from the folder of the project')\n")
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    plugins.find("model", "part_with_import:Net", {})
+
+    assert "tabnanny" in sys.modules
+
+
+@pytest.mark.long  # the test before
 def test_part_of_the_project_is_found_after_installed_modules(world):
     """The model of the project is imported, and no module of its folder takes the name of another."""
     world.write("csv.py", world.program("csv"))

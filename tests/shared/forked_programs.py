@@ -1,7 +1,8 @@
 """A process that has imported torch, DVC, Prefect and this project, and forks one process for each request.
 
-These imports take seven seconds. The server of a process that runs tests imports them once, when the first
-test needs it, and runs nothing itself: every fork starts from the same state, whatever tests ran before.
+These imports take seven seconds of processor time and more. The server imports them once and runs nothing
+itself: every fork starts from the same state, whatever tests ran before. A process that runs tests starts it
+when the first test needs it. The workers of xdist share the one of the process that has started them.
 """
 
 import atexit
@@ -21,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -38,9 +40,19 @@ STAGE_COMMAND = r"(?:python -m pipeline|learner) stage (\S+)"
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+SERVER = multiprocessing.forkserver._forkserver
+
+
 @functools.cache
 def server_context():
     """Return the context of `multiprocessing` whose processes are forks of the server."""
+    if SERVER._forkserver_address is None:
+        start_server()
+    return multiprocessing.get_context("forkserver")
+
+
+def start_server():
+    """Start the server and return its address, for `share_server` in other processes."""
     from pipeline.sweep.point_server import NOT_PRELOADED, PRELOADED
 
     paths = [
@@ -48,8 +60,7 @@ def server_context():
     ]
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]
     later = (*IMPORTED_LATER, *NOT_PRELOADED)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
+    SERVER.set_forkserver_preload(
         [
             "torch.distributed.fsdp",
             "torch._dynamo",
@@ -61,25 +72,32 @@ def server_context():
             *PRELOADED,
         ]
         + [name for name in names if not name.startswith(later)]
-        + ["tests.shared.command_line"]  # builds the commands of `learner`
+        + ["tests.shared.command_line", "tests.shared.huge_pages"]  # these two have effects
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # the server imports the packages in its folder, and a test may be in a project
         patch.setenv("PREFECT_HOME", str(ROOT))  # any folder that exists: Prefect would make one for the user
-        multiprocessing.forkserver.ensure_running()
-    return context
+        patch.setenv("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
+        SERVER.ensure_running()
+    return SERVER._forkserver_address
+
+
+def share_server(address):
+    """Use the server at *address*, which another process has started and stops."""
+    SERVER._forkserver_address = address
+    SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # of a pipe, in the process that stops it
+    SERVER.ensure_running = resource_tracker.ensure_running
 
 
 def stop_server():
-    """Stop the server, if it was started, and wait until it has ended.
+    """Stop the server, if this process has started it, and wait until it has ended.
 
     It would end by itself when the pipe to this process is closed. A worker of a data loader, which a failed
     run has left in this process, holds a copy of that pipe.
     """
-    server = multiprocessing.forkserver._forkserver
-    if server._forkserver_pid is not None:
-        os.kill(server._forkserver_pid, signal.SIGTERM)
-    server._stop()
+    if SERVER._forkserver_pid is not None:
+        os.kill(SERVER._forkserver_pid, signal.SIGTERM)
+    SERVER._stop()
 
 
 class ForkedProgram:

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from long_tests import long
 from ruamel.yaml import YAML
 
 EQUAL_OUTPUTS = [f"artifacts/{name}" for name in ("model.mpk.gz", "metrics.json", "plots", "train", "valid")]
@@ -105,10 +106,10 @@ def test_resume_takes_the_params_of_the_run_and_prints_what_differs_from_the_wor
     ("arguments", "code", "message"),
     [
         (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; found 1, 2"),
-        (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; found none"),
+        long(["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; found none"),
         (["HEAD", "--epoch", "2"], 2, "which includes the epochs before the checkpoint, is 2"),
-        (["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
-        (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: must be an integer"),
+        long(["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
+        long(["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: must be an integer"),
         (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "-S names other.yaml"),
     ],
 )

@@ -24,7 +24,7 @@ build_learner:
     kind: unet
     channels: [4, 8]
 fit:
-  num_epochs: 2
+  num_epochs: 1
   batch_size: 8
   num_workers: 0
   device: cpu

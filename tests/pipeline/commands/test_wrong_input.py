@@ -149,6 +149,7 @@ def test_invalid_data_is_reported_and_previous_outputs_do_not_change(write_data,
     assert finished.files(*LATE_OUTPUTS) == before
 
 
+@pytest.mark.long  # the test before, and test_dvc_repro_fails_with_invalid_params_and_changes_nothing
 def test_dvc_repro_reports_invalid_data_and_previous_outputs_do_not_change(finished):
     before = finished.files(*LATE_OUTPUTS)
     write_one_class(finished.folder)
@@ -166,7 +167,7 @@ def test_dvc_repro_reports_invalid_data_and_previous_outputs_do_not_change(finis
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
+        long("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
         long("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
         long("device: auto", "device: cuda:99", "this machine has no device 'cuda:99': use one of auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),

@@ -3,21 +3,23 @@
 import sys
 
 import pytest
-from templates import short
+from other_machine import PROPERTIES, place
 
 from pipeline.project.versions import VERSIONS
 
 
 @pytest.fixture(scope="module")
 def run_in_a_process(tmp_path_factory, home):
-    """Return a project after `learner run` as a process, with a hash seed of its own, and the output."""
-    project = short(tmp_path_factory.mktemp("run") / "project", home)
-    options = ("-X", "importtime", "-m", "pipeline", "run")
+    """Return a project after `learner run` as a process on another machine, and the output.
+
+    The process has another hash seed too, so that the order of a set cannot affect an output.
+    """
+    project = place(tmp_path_factory.mktemp("run"), home, "\n".join(PROPERTIES.values()))
+    options = ("-X", "importtime", "-m", "other_machine", "run")
     return project, project.run(sys.executable, *options, PYTHONHASHSEED="2")
 
 
 def test_dvc_repro_in_forks_and_run_in_a_process_produce_the_same_lock_and_cache(finished, run_in_a_process):
-    """The process has another hash seed, so that the order of a set cannot affect an output."""
     project, run = run_in_a_process
 
     assert run.code == 0, run.out

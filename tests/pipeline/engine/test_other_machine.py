@@ -1,82 +1,18 @@
-"""The lock and the cache have the same bytes on any machine with the same processor family."""
+"""The lock and the cache have the same bytes on a machine with another property.
 
-import os
+`test_entry_points.py` runs a process with all of them at once.
+"""
+
 import sys
 
 import pytest
-from templates import short
+from other_machine import PROPERTIES, place
 
-PROPERTIES = {
-    "torch build": """
-import torch
-torch.__version__ += ".other"
-torch.version.__version__ += ".other"
-""",
-    "name of the CPU": """
-import pathlib, platform
-read = pathlib.Path.read_text
-def read_other(path, *arguments, **options):
-    text = read(path, *arguments, **options)
-    return text.replace("model name", "model name: Other\\nold") if str(path) == "/proc/cpuinfo" else text
-pathlib.Path.read_text = read_other
-platform.processor = lambda: "Other"
-""",
-    "hostname": """
-import platform, socket
-socket.gethostname = platform.node = lambda: "other-host"
-""",
-    "user": """
-import getpass, os
-os.environ.update(USER="other", LOGNAME="other")
-getpass.getuser = lambda: "other"
-""",
-    "locale": """
-import os
-os.environ.update(LC_ALL="C", LANG="C")
-""",
-    "time zone": """
-import os, time
-os.environ["TZ"] = "XYZ-13:45"
-time.tzset()
-""",
-    "path": "",  # the folder of the project has another name
-    "number of cores": """
-import os
-os.cpu_count = lambda: 7
-os.sched_getaffinity = lambda pid: set(range(7))
-""",
-    "umask": """
-import os
-os.umask(0o077)
-""",
-}
-"""Name of a property of a machine to the program that replaces it."""
-RUN = """
-import runpy, sys
-{change}
-runpy.run_module("pipeline", run_name="__main__", alter_sys=True)
-"""
+pytestmark = pytest.mark.long
+
 READ_IN_ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
-def place(folder, home, change, name="ein Projekt, größer"):
-    """Return a project in *folder* with a program that runs ``learner`` after the program *change*."""
-    project = short(folder / name, home)
-    (project.folder / "other_machine.py").write_text(RUN.format(change=change))
-    return project
-
-
-def test_tracked_files_are_those_of_a_machine_with_other_properties(finished, tmp_path, home):
-    before = os.umask(0o022)
-    project = place(tmp_path, home, "\n".join(PROPERTIES.values()))
-
-    project.fork("other_machine", "run").ok()
-
-    assert os.umask(before) == 0o022
-    assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
-
-
-@pytest.mark.long  # the test before has all at once
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_tracked_files_do_not_depend_on(name, finished, tmp_path, home):
     in_ascii = name == "locale"  # in which DVC cannot write a path with other letters

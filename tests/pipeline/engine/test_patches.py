@@ -1,13 +1,9 @@
 """The private names of DVC and Prefect that the pipeline replaces."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json
 import {module} as patches
@@ -50,15 +46,16 @@ PREFECT = {
 
 
 @pytest.fixture(scope="module", params=[DVC, PREFECT], ids=["dvc", "prefect"])
-def found(request):
-    """Return the state of the patches of one package at each step of a process, and the words of its error.
+def found(request, open_project, tmp_path_factory):
+    """Return the state of the patches of one package at each step of a fork, and the words of its error.
 
-    The process first applies the patches with a changed name. A patch stays for the life of a process.
+    The fork first applies the patches with a changed name. A patch stays for the life of a process.
     """
-    command = [sys.executable, "-c", PROGRAM.format(**request.param)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) | {"words": request.param["words"]}
+    folder = tmp_path_factory.mktemp("patches")
+    (folder / "apply_patches.py").write_text(PROGRAM.format(**request.param))
+    done = open_project(folder).fork("apply_patches")
+    assert done.code == 0, done.err
+    return json.loads(done.out) | {"words": request.param["words"]}
 
 
 def test_installed_package_has_every_replaced_name_before_and_after_the_replacement(found):

@@ -179,7 +179,7 @@ def _holdable(_finished, tmp_path_factory):
     (made.folder / "release").touch()
     made.use_model("holding:Holding")
     made.add_deps()
-    made.dvc("repro").ok()
+    made.call("run").ok()
     made.ok("git", "add", "-A")
     made.ok("git", "commit", "-qm", "Run it with a model that waits")
     made.edit("params.yaml", "batch_size: 32", "batch_size: 64")

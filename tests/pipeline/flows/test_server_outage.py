@@ -121,7 +121,7 @@ def test_run_is_completed_although_its_server_was_killed_and_started_again(
         private_server.process.kill()
         private_server.process.wait()
         run.release()
-        with running_server(tmp_path / "server", database, has_template=False) as restarted:
+        with running_server(tmp_path / "server", database) as restarted:
             proxy.recover(restarted.address)
 
             run.assert_completed(Api(restarted.address))
