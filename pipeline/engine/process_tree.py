@@ -15,9 +15,10 @@ from signal import SIGTERM
 from pipeline.engine.signals import request_parent_death_signal
 from pipeline.project.lockfile import RWLOCK, read_owners
 from pipeline.project.paths import find_above
-from stages.system.processes import ancestors
+from stages.system.processes import ancestors, is_alive
 
 STAGE_VARIABLE = "DVC_STAGE"
+POLL_SECONDS = 0.2
 
 
 def is_dvc_stage(name: str) -> bool:
@@ -80,13 +81,36 @@ def _dvc_writers() -> set[int]:
 
 def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
     try:
-        handles = [os.pidfd_open(pid) for pid in pids]
+        handles = [open_process(pid) for pid in pids]
     except ProcessLookupError:
         handles = []
     if handles and are_there():  # otherwise one has exited, and its number may be in use again
         threading.Thread(target=_terminate_after, args=(handles,), daemon=True).start()
     else:
         _terminate()
+
+
+def open_process(pid: int) -> int:
+    """Return a descriptor of process *pid* that can be read when it has exited.
+
+    On a kernel without such descriptors it is that of a pipe. Raises `ProcessLookupError` if there is no such
+    process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        handle, writer = os.pipe()
+        threading.Thread(target=_write_after_exit, args=(pid, writer), daemon=True).start()
+        return handle
+
+
+def _write_after_exit(pid: int, writer: int) -> None:
+    while is_alive(pid):
+        time.sleep(POLL_SECONDS)
+    os.write(writer, b"0")
+    os.close(writer)
 
 
 def wait_for_exit(handles: Sequence[int]) -> None:

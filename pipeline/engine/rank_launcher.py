@@ -21,6 +21,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TextIO
 
 from pipeline.engine.error_reports import REPORT_VARIABLE, read_report
+from pipeline.engine.process_tree import open_process
 from pipeline.engine.rank_process import RankExit, build_failure, build_interruption, log_of, report_of
 from stages import fit, metrics, runs
 from stages.contracts.errors import DataError, RunInterruptedError, StageError
@@ -189,7 +190,7 @@ class _Ranks:
                 start_new_session=True,
                 **streams,
             )
-        self._running[os.pidfd_open(process.pid)] = rank, process
+        self._running[open_process(process.pid)] = rank, process
 
     def _record_exits(self) -> None:
         """Record the ranks that have exited, after a short wait if all run."""

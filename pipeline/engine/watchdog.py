@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.engine.params_journal import restore_idle_params
-from pipeline.engine.process_tree import wait_for_exit
+from pipeline.engine.process_tree import open_process, wait_for_exit
 from pipeline.project.lockfile import back_up_lockfile, repair_lockfiles
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 from stages.system.file_lock import open_lock, try_lock
@@ -71,7 +71,7 @@ def _wait_and_repair(pid: int) -> None:
         if not try_lock(file):
             return
         with suppress(ProcessLookupError):
-            wait_for_exit([os.pidfd_open(pid)])
+            wait_for_exit([open_process(pid)])
         repair_lockfiles()
         back_up_lockfile()
         restore_idle_params()

@@ -32,7 +32,7 @@ import stages
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command, write_lockfiles_once
 from pipeline.engine.error_reports import report_error
-from pipeline.engine.process_tree import terminate_once_with_parent
+from pipeline.engine.process_tree import open_process, terminate_once_with_parent
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
@@ -167,7 +167,7 @@ class _Server:
         os.close(stdin)
         os.close(output)
         if pid:
-            handle = os.pidfd_open(pid)
+            handle = open_process(pid)
             self._points[handle] = pid, socket.socket(fileno=channel)
             self._poll.register(handle, select.POLLIN)
         return pid
