@@ -478,10 +478,15 @@ class _ValueReader:
 
     def read(self, count: int) -> np.ndarray:
         """Return the next *count* values."""
-        while len(self._values) < count:
-            self._values = np.concatenate((self._values, next(self._blocks).reshape(-1)))
-        values, self._values = self._values[:count], self._values[count:]
-        return values
+        parts = []
+        while count:
+            if not len(self._values):
+                self._values = np.empty(0, self._values.dtype)  # frees the last block before the next is read
+                self._values = next(self._blocks).reshape(-1)
+            part, self._values = self._values[:count], self._values[count:]
+            parts.append(part if len(self._values) else part.copy())
+            count -= len(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _pairwise_sum(sum_of: Callable[[int], np.float64], count: int) -> np.float64:
