@@ -71,8 +71,8 @@ def test_call_leaves_the_process_unchanged(finished):
 def test_code_that_a_test_edits_runs_in_a_fork(project):
     project.edit(
         "pipeline/commands/project.py",
-        "import typer",
-        'import os; import typer; print("in process", os.getpid())',
+        "import json\n",
+        'import json; import os; print("in process", os.getpid())\n',
     )
 
     printed = project.call("check").ok()

@@ -198,7 +198,7 @@ class Meter:
         self._pass_metrics: list[Any] = [metric.metric for metric in self._metrics if metric.covers_pass]
         self._loggers = {metric.name: loggers for metric, loggers in metrics}
         self._renderer = renderer
-        self._has_curves = type(renderer).log is not NoRenderer.log
+        self._has_curves = not isinstance(renderer, NoRenderer) or type(renderer).log is not NoRenderer.log
         self._split = split
         self._epoch = epoch
         self._telemetry_names = {metric.name for metric in self._metrics if metric.telemetry}
