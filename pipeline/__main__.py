@@ -63,7 +63,7 @@ def describe_platform(platform: str) -> str:
     """Return the message for a *platform*, named as by ``sys.platform``, other than Linux."""
     return (
         f"learner runs on Linux only; found platform {platform!r}. It needs Linux for the locks of the run "
-        "store (fcntl.flock), for processes that end with their parent (/proc, pidfd), and for hard links "
+        "store (fcntl.flock), for processes that end with their parent (/proc), and for hard links "
         "between the cache and the workspace. Use a Linux machine, a Linux container, or WSL 2"
     )
 

@@ -78,8 +78,23 @@ def start_server():
         patch.chdir(ROOT)  # the server imports the packages in its folder, and a test may be in a project
         patch.setenv("PREFECT_HOME", str(ROOT))  # any folder that exists: Prefect would make one for the user
         patch.setenv("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
-        SERVER.ensure_running()
+        with discarded_output():
+            SERVER.ensure_running()
     return SERVER._forkserver_address
+
+
+@contextlib.contextmanager
+def discarded_output():
+    """Give processes that are started in the block no standard output, which their forks would share."""
+    sys.stdout.flush()
+    before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)
 
 
 def share_server(address):
