@@ -85,15 +85,17 @@ def start_server():
 
 @contextlib.contextmanager
 def discarded_output():
-    """Give processes that are started in the block no standard output, which their forks would share."""
+    """Give processes that are started in the block no standard output and error, which their forks share."""
     sys.stdout.flush()
-    before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    before, nowhere = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
+    for place in (1, 2):
+        os.dup2(nowhere, place)
     try:
         yield
     finally:
-        os.dup2(before, 1)
-        os.close(before)
+        for place, handle in zip((1, 2), before, strict=True):
+            os.dup2(handle, place)
+            os.close(handle)
         os.close(nowhere)
 
 
