@@ -93,8 +93,8 @@ def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
 def open_process(pid: int) -> int:
     """Return a descriptor of process *pid* that can be read when it has exited.
 
-    On a kernel without such descriptors it is that of a pipe. Raises `ProcessLookupError` if there is no such
-    process.
+    On a kernel without descriptors of processes it is that of a pipe. Raises `ProcessLookupError` if the
+    process does not exist.
     """
     try:
         return os.pidfd_open(pid)

@@ -171,7 +171,7 @@ class _MessagePackParser:
             )
 
     def _spend(self, memory: int, values: int = 0) -> None:
-        """Raise `RecordError` if *memory* for small *values* exceeds what is left of the limits."""
+        """Raise `RecordError` if *memory* for small *values* exceeds the rest of the limits."""
         self._memory_left -= memory
         self._values_left -= values
         if self._memory_left < 0:
