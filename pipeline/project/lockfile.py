@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
             "dvc.lock`, or during a merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
     try:
-        content = load_yaml(text)
+        content = _load(text)
         problem = _find_problem(content)
     except YAMLError as error:
         problem = f"it is not valid YAML: {error}"
@@ -91,7 +92,7 @@ def is_truncated_content(encoded: bytes) -> bool:
     if "\0" in text:
         return True
     try:
-        content = load_yaml(text)
+        content = _load(text)
     except YAMLError:
         return True
     return _last(content) is None or (not text.endswith("\n") and bool(_find_problem(content)))
@@ -102,6 +103,12 @@ def _last(content: Any) -> Any:
     while isinstance(content, dict | list) and content:
         content = list(content.values())[-1] if isinstance(content, dict) else content[-1]
     return content
+
+
+@lru_cache(maxsize=1024)
+def _load(text: str) -> Any:
+    """Return the content of *text*, which a stage checks several times, and which runs may have in common."""
+    return load_yaml(text)
 
 
 def _find_problem(content: Any) -> str:
