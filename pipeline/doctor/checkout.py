@@ -21,7 +21,7 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import find_top, run_git, try_git
-from pipeline.project.revisions.dvc_checks import find_temporary_files
+from pipeline.project.lockfile import find_temporary_files
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below

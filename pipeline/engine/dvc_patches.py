@@ -19,10 +19,9 @@ from dvc.output import Output
 from dvc_objects.fs.utils import copyfile, tmp_fname
 
 from pipeline.engine.signals import DeferredSignals
+from pipeline.project.lockfile import TEMPORARY_FILE, find_temporary_files
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
-    TEMPORARY_FILE,
-    find_temporary_files,
     is_damaged_entry,
     remove_damaged_output,
     remove_from_cache,

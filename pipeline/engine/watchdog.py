@@ -14,7 +14,16 @@ from pathlib import Path
 
 from pipeline.engine.params_journal import restore_idle_params
 from pipeline.engine.process_tree import open_process, wait_for_exit
-from pipeline.project.lockfile import back_up_lockfile, repair_lockfiles
+from pipeline.project.lockfile import (
+    TEMPORARY,
+    back_up_lockfile,
+    find_temporary_files,
+    repair_lockfiles,
+    try_dvc_lock,
+)
+from pipeline.project.paths import read_paths
+from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_below
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 from stages.system.file_lock import open_lock, try_lock
 from stages.system.processes import module_command
@@ -73,9 +82,19 @@ def _wait_and_repair(pid: int) -> None:
         with suppress(ProcessLookupError):
             wait_for_exit([open_process(pid)])
         repair_lockfiles()
+        _remove_temporary_files()
         back_up_lockfile()
         restore_idle_params()
         claim.unlink()
+
+
+def _remove_temporary_files() -> None:
+    """Remove the files beside the outputs to which DVC was copying when it failed or was killed."""
+    with suppress(OSError, StageError), try_dvc_lock(TEMPORARY / "lock") as is_free:
+        folders = {path.parent for path in read_paths().values() if is_below(path, Path())}
+        for folder in folders if is_free else ():
+            for path in find_temporary_files(folder):
+                path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ RUN_CACHE = TEMPORARY.parent / "cache/runs"
 EMPTY_SECONDS = 0.1
 """The age of an empty folder to which DVC, which may run in a copy of the project, is not about to write."""
 RWLOCK = TEMPORARY / "rwlock"
+TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
+"""Names of the files with which DVC tests links, and to which it copies before it renames them."""
 
 
 def read_lockfile(path: Path) -> dict[str, Any]:
@@ -173,8 +175,9 @@ def repair_lockfiles() -> None:
             _restore_lockfile()
         for folder in RUN_CACHE.glob("??/*") if free else ():
             with suppress(OSError):  # it is not empty
-                if time.time() - folder.stat().st_mtime > EMPTY_SECONDS:
-                    folder.rmdir()
+                if time.time() - folder.stat().st_mtime < EMPTY_SECONDS and not any(folder.iterdir()):
+                    time.sleep(EMPTY_SECONDS)
+                folder.rmdir()
     with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
         if free and not is_intact_rwlock(RWLOCK):
             RWLOCK.unlink()
@@ -220,6 +223,11 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
     """
     with os.fdopen(open_lock(lock), "r+") as file:
         yield try_lock(file)
+
+
+def find_temporary_files(folder: Path) -> set[Path]:
+    """Return the temporary files of DVC in *folder*."""
+    return {path for path in folder.glob(".*.tmp") if TEMPORARY_FILE.fullmatch(path.name)}
 
 
 def _is_intact(content: bytes) -> bool:

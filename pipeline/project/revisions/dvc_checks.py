@@ -45,13 +45,6 @@ _SETTINGS_FILES = {"configpath", "credentialpath"}
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
-TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
-"""Names of the files with which DVC tests links, and to which it copies before it renames them."""
-
-
-def find_temporary_files(folder: Path) -> set[Path]:
-    """Return the temporary files of DVC in *folder*."""
-    return {path for path in folder.glob(".*.tmp") if TEMPORARY_FILE.fullmatch(path.name)}
 
 
 class UnsafeFileError(StageError, DvcException):  # type: ignore[misc]  # DVC has no types

@@ -287,20 +287,20 @@ def test_rwlock_that_dvc_cannot_read_is_removed(project, text, is_intact):
     assert RWLOCK.exists() == is_intact
 
 
-def test_empty_folders_of_the_run_cache_are_removed_unless_they_are_new(project):
+def test_empty_folders_of_the_run_cache_are_removed_unless_an_entry_follows(project, monkeypatch):
     """An experiment in a copy of the project may be about to write an entry there."""
-    empty, other, new = (TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac", "aad"))
-    for folder in (empty, other, new):
+    folders = [TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac", "aad", "aae")]
+    for folder in folders:
         folder.mkdir(parents=True)
-    (other / "entry").touch()
-    os.utime(empty, (0, 0))
+    old, used, new, followed = folders
+    (used / "entry").touch()
+    os.utime(old, (0, 0))
     os.utime(new, (2**33, 2**33))
+    monkeypatch.setattr("time.sleep", lambda _: (followed / "entry").touch())
 
     repair_lockfiles()
 
-    assert new.exists()
-    assert not empty.exists()
-    assert (other / "entry").exists()
+    assert sorted(new.parent.iterdir()) == [used, followed]
 
 
 CHILD = "import sys, time; print('ready', flush=True); sys.stdin.read()"
@@ -348,6 +348,25 @@ def test_watchdog_works_on_a_kernel_without_descriptors_of_processes(project, mo
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
     assert LOCKFILE.read_text() == INTACT
+
+
+def test_watchdog_removes_what_dvc_has_copied_in_part_beside_the_outputs(project, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    Path("dvc.yaml").write_text(f"vars: [{{paths: {{data: data/prepared, other: {other}/file}}}}]")
+    copies = [Path(folder, f".{'a' * 22}.tmp") for folder in (".", "data", other)]
+    kept = [Path("data", name) for name in (".notes.tmp", f"{'a' * 22}.tmp", "prepared")]
+    for path in copies + kept:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
+    fork_watchdog(watched.pid)
+    wait_until(lambda: is_claimed(watched.pid))
+
+    watched.communicate()
+
+    wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
+    assert [path.exists() for path in copies] == [True, False, True]
+    assert all(path.exists() for path in kept)
 
 
 PARAMS = {
