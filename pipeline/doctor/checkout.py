@@ -21,7 +21,7 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
 from pipeline.project.git import find_top, run_git, try_git
-from pipeline.project.lockfile import find_temporary_files
+from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
@@ -36,7 +36,6 @@ TEMPORARY_REFS = "refs/exps/temp"
 STASH_REF = "refs/stash"
 MIN_LOCK_AGE_SECONDS = 2.0
 """Age from which a lock file without a process is stale."""
-MIN_TEMPORARY_FILE_AGE_SECONDS = 600.0
 MAX_STASH_DELAY_SECONDS = 120
 """Greatest difference between the time of DVC's stash and that of its list of writers."""
 MAX_LISTED_FILES = 3

@@ -9,12 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.engine.params_journal import restore_idle_params
 from pipeline.engine.process_tree import open_process, wait_for_exit
 from pipeline.project.lockfile import (
+    CACHE,
+    MIN_TEMPORARY_FILE_AGE_SECONDS,
     TEMPORARY,
     back_up_lockfile,
     find_temporary_files,
@@ -89,12 +92,21 @@ def _wait_and_repair(pid: int) -> None:
 
 
 def _remove_temporary_files() -> None:
-    """Remove the files beside the outputs to which DVC was copying when it failed or was killed."""
+    """Remove the files to which DVC was copying when it failed or was killed.
+
+    Those in the cache must be old, because an experiment in a copy of the project may be writing there.
+    """
     with suppress(OSError, StageError), try_dvc_lock(TEMPORARY / "lock") as is_free:
         folders = {path.parent for path in read_paths().values() if is_below(path, Path())}
         for folder in folders if is_free else ():
             for path in find_temporary_files(folder):
                 path.unlink(missing_ok=True)
+    oldest = time.time() - MIN_TEMPORARY_FILE_AGE_SECONDS
+    for folder in CACHE.glob("files/md5/??"):
+        for path in find_temporary_files(folder):
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 if __name__ == "__main__":

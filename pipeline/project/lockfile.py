@@ -31,12 +31,14 @@ _NO_MD5 = "0" * 32
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
-RUN_CACHE = TEMPORARY.parent / "cache/runs"
+CACHE = TEMPORARY.parent / "cache"
 EMPTY_SECONDS = 0.1
 """The age of an empty folder to which DVC, which may run in a copy of the project, is not about to write."""
 RWLOCK = TEMPORARY / "rwlock"
 TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
 """Names of the files with which DVC tests links, and to which it copies before it renames them."""
+MIN_TEMPORARY_FILE_AGE_SECONDS = 600.0
+"""The age of a temporary file in the cache that no process is writing any more."""
 
 
 def read_lockfile(path: Path) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def repair_lockfiles() -> None:
     with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         if free and is_truncated(LOCKFILE):
             _restore_lockfile()
-        for folder in RUN_CACHE.glob("??/*") if free else ():
+        for folder in CACHE.glob("runs/??/*") if free else ():
             with suppress(OSError):  # it is not empty
                 if time.time() - folder.stat().st_mtime < EMPTY_SECONDS and not any(folder.iterdir()):
                     time.sleep(EMPTY_SECONDS)

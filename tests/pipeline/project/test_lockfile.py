@@ -350,14 +350,18 @@ def test_watchdog_works_on_a_kernel_without_descriptors_of_processes(project, mo
     assert LOCKFILE.read_text() == INTACT
 
 
-def test_watchdog_removes_what_dvc_has_copied_in_part_beside_the_outputs(project, tmp_path_factory):
+def test_watchdog_removes_what_dvc_has_copied_in_part(project, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     Path("dvc.yaml").write_text(f"vars: [{{paths: {{data: data/prepared, other: {other}/file}}}}]")
-    copies = [Path(folder, f".{'a' * 22}.tmp") for folder in (".", "data", other)]
+    cache = Path(".dvc/cache/files/md5/aa")
+    cache.mkdir(parents=True)
+    names = [*(Path(folder, "a") for folder in (".", "data", other)), cache / "b", cache / "c"]
+    copies = [path.with_name(f".{path.name * 22}.tmp") for path in names]
     kept = [Path("data", name) for name in (".notes.tmp", f"{'a' * 22}.tmp", "prepared")]
     for path in copies + kept:
         path.parent.mkdir(exist_ok=True)
         path.touch()
+    os.utime(copies[-1], (0, 0))
     watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
     fork_watchdog(watched.pid)
     wait_until(lambda: is_claimed(watched.pid))
@@ -365,7 +369,7 @@ def test_watchdog_removes_what_dvc_has_copied_in_part_beside_the_outputs(project
     watched.communicate()
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
-    assert [path.exists() for path in copies] == [True, False, True]
+    assert [path.exists() for path in copies] == [True, False, True, True, False]
     assert all(path.exists() for path in kept)
 
 
