@@ -15,6 +15,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from dvc.cli import main as dvc
+from forked_programs import become, fork_stages_of_dvc
 from in_process import call
 from report import Row
 from small_run import fork, run_in_child, wait_for_result
@@ -22,12 +23,13 @@ from tracer import check_permitted, trace, wait_for_tracer
 from trial_projects import difference, templates
 from workers import run_sample
 
+from stages.runs.layout import RUNS_FOLDER
 from stages.system.files import PART_SUFFIX
 
 ERRORS = ("EIO", "EACCES", "ENFILE", "ENOSPC")
 READ = ("/artifacts", "/data", "/.runs", "/dvc.lock", "/.dvc/cache")
 """Folders and files of the results; the code of a project is read as well."""
-RUN_CACHE = ".dvc/cache/runs/"
+CACHE, RUN_CACHE = ".dvc/cache/", ".dvc/cache/runs/"
 SMALLEST = (("num_epochs: 3", "num_epochs: 1"), ("checkpoint_every_steps: 3", "checkpoint_every_steps: 15"))
 PARTS = {"learner run": (f"*{PART_SUFFIX}", ".*.tmp"), "dvc repro": (f"*{PART_SUFFIX}",)}
 """Patterns of the temporary files that an entry must not leave; DVC leaves its own."""
@@ -42,16 +44,28 @@ def run_learner(project):
 
 
 def run_dvc(project):
-    """Run `dvc repro` in *project*, and return its exit code and its output."""
+    """Run `dvc repro` in *project*, its stages in forks, and return its exit code and its output."""
     os.environ.update(project.environment)
     os.chdir(project.folder)
     log = Path(f"{project.prefix}.log")
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    if stage := fork_stages_of_dvc():
+        _run_stage(*stage)
     code = dvc(["repro"])
     sys.stdout.flush()
     return code, log.read_text()
+
+
+def _run_stage(*program):
+    """Run a stage in this process and end it, as Python does."""
+    try:
+        become(*program)
+    except SystemExit as ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code or 0)
 
 
 ENTRIES = {"learner run": run_learner, "dvc repro": run_dvc}
@@ -136,9 +150,10 @@ class CommandCalls:
             wrong.append("exit 0, but other outputs" if differs and not is_of_dvc else "")
         elif code != (255 if entry == "dvc repro" else 1) or not text.strip():
             wrong.append(f"it ended with {code}")
+        left_behind(project.folder / RUNS_FOLDER, ["watchdog-*"])  # the command again starts faster than DVC
         again, more = self._run_untraced(entry, project)
         wrong += [f"the next run ended with {again}: {more[-600:]}" if again else ""]
-        wrong += [self._difference(project, RUN_CACHE if is_of_dvc else None)]
+        wrong += [self._difference(project, has_more_in_cache=is_of_dvc)]
         wrong += [", ".join(left_behind(project.folder, PARTS[entry]))]
         finding = "; ".join(filter(None, wrong))
         if finding:
@@ -152,12 +167,16 @@ class CommandCalls:
         }
         return Row(f"{entry}: {error}", finding, counted)
 
-    def _difference(self, project, ignored=None):
-        """Return how the result differs from that of an untouched run, apart from the folder *ignored*."""
-        results = (project.result(), self.templates.reference)
-        if ignored:
-            results = ({name: result[name] for name in result if ignored not in name} for result in results)
-        return difference(*results)
+    def _difference(self, project, *, has_more_in_cache=False):
+        """Return how the result differs from that of an untouched run.
+
+        With *has_more_in_cache*, DVC may have cached other results as well, and noted them in its run-cache.
+        """
+        found, wanted = project.result(), self.templates.reference
+        if has_more_in_cache:
+            wanted = {name: wanted[name] for name in wanted if not name.startswith(RUN_CACHE)}
+            found = {name: found[name] for name in found if name in wanted or not name.startswith(CACHE)}
+        return difference(found, wanted)
 
 
 def _kind(path):

@@ -25,6 +25,7 @@ PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "stage_kills": (0, 1000),
     "caches": (0, 1000),
     "ranks": (0, 200),
+    "resumes": (0, 200),
     "writer_kills": (4, 1000),
     "calls": (8, 100_000),
     "command_calls": (0, 100_000),

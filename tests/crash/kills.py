@@ -57,7 +57,7 @@ class Plan:
 def plan(seed, index, attempt, *, short=False):
     """Return trial *index*; each *attempt* has its own moment."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  no secret
-    command = draw.choices(list(COMMANDS), (45, 40, 15))[0]
+    command = draw.choices(("dvc repro", "learner run", TEMP), (45, 40, 15))[0]
     start = draw.choices(("training", "empty"), (4, 1))[0]
     kind = draw.choices(("KILL", "TERM", "INT", "HUP"), (85, 5, 5, 5))[0]
     one = command == "dvc repro" and kind == "KILL"  # DVC ignores a SIGINT that its stage receives too
@@ -154,7 +154,7 @@ class Trials:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
             wrong.append(f"still running at the end: {left}")
-        wrong.append(self.templates.wrong(project, planned.command, planned.start))
+        wrong.append(self._wrong_result(project, planned))
         return Outcome("; ".join(filter(None, wrong)), needed_doctor)
 
     def _signal_at(self, project, planned, moment, name=None):
@@ -216,6 +216,10 @@ class Trials:
             return "a final model"
         return "" if log.endswith("\n") else "the log ends in the middle of a line"
 
+    def _wrong_result(self, project, planned):
+        """Return how *project* differs from an untouched one after the command; empty if it does not."""
+        return self.templates.wrong(project, planned.command, planned.start)
+
     def _measure(self, planned):
         """Return the duration of the untouched run in seconds, measured at the first call."""
         key = planned.command, planned.start
@@ -225,7 +229,7 @@ class Trials:
                 begun = time.monotonic()
                 project.ok(*COMMANDS[planned.command])
                 self._seconds[key] = time.monotonic() - begun
-                if wrong := self.templates.wrong(project, planned.command, planned.start):
+                if wrong := self._wrong_result(project, planned):
                     raise AssertionError(f"the untouched run of {key} differs from dvc repro: {wrong}")
                 project.remove()
             return self._seconds[key]

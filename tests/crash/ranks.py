@@ -1,4 +1,8 @@
-"""SIGKILL of any process of a run on two ranks: the same command again gives the untouched run's bytes."""
+"""SIGKILL of any process of a run on two ranks: the same command again gives the untouched run's bytes.
+
+The ranks are those of `dvc repro` or `learner run`, or those of `torchrun`, after which `learner run` records
+the results.
+"""
 
 import os
 import random
@@ -7,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kills import Plan, Trials
-from trial_projects import TWO_RANKS
+from trial_projects import COMMANDS, TORCHRUN, TWO_RANKS
 
 TARGETS = ("rank 0", "rank 1", "launcher", "command", "group")
 
@@ -20,7 +24,7 @@ class RankTrials(Trials):
     def plan(self, index, attempt):
         """Return trial *index*; each *attempt* has its own moment."""
         draw = random.Random(f"ranks {self.seed} {index}")  # noqa: S311  no secret
-        command, target = draw.choice(("dvc repro", "learner run")), TARGETS[index % len(TARGETS)]
+        command, target = draw.choice(("dvc repro", "learner run", TORCHRUN)), TARGETS[index % len(TARGETS)]
         second = draw.random() if draw.random() < 0.25 else None
         moment = random.Random(f"ranks {self.seed} {index} {attempt}").random()  # noqa: S311  no secret
         return RankPlan(command, "training", "KILL", target, moment, second, waits=draw.random() < 0.5)
@@ -36,6 +40,10 @@ class RankTrials(Trials):
 
     def _wrong_code(self, project, planned, code):
         return "it did not end" if code == -100 else ""
+
+    def _wrong_result(self, project, planned):
+        code = project.finish(*COMMANDS["learner run"]) if planned.command == TORCHRUN else 0
+        return f"the next run ended with {code}" if code else super()._wrong_result(project, planned)
 
 
 class RankPlan(Plan):

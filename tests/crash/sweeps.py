@@ -1,4 +1,4 @@
-"""Kills of `learner sweep`, of one of its points, and of all its processes."""
+"""Kills of `learner sweep` with each engine, of one of its points, and of all its processes."""
 
 import os
 import random
@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count
 
 from checkouts import EPOCHS, checkouts, leftovers, wait_until
@@ -19,6 +20,8 @@ GRID = ("-S", "fit.seed=42,43")
 RATES = ("-S", "build_learner.optimizer.learning_rate=interval(0.001,0.01)", "--trials", "3")
 MODES = {"grid": GRID, "asha": (*GRID, "--stop", "asha"), "tpe": (*RATES, "--search", "tpe")}
 """The options of each kind of sweep."""
+ENGINES = {"dask": "prefect_dask", "ray": "prefect_ray"}
+MODES |= {name: (*GRID, "--engine", name) for name, module in ENGINES.items() if find_spec(module)}
 TARGETS = ("sweep", "point", "everything")
 MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
 """The states, and the seconds within which a kill follows each."""
@@ -57,7 +60,8 @@ class Sweeps:
         self.folder = folder
         self.checkouts = checkouts(folder.parent)
         made = self.checkouts.templates
-        self.locks = {"grid": {made.reference["dvc.lock"], (made.other.folder / "dvc.lock").read_bytes()}}
+        grid = {made.reference["dvc.lock"], (made.other.folder / "dvc.lock").read_bytes()}
+        self.locks = dict.fromkeys(("grid", *ENGINES), grid)
 
     def trial(self, index):
         """Kill the sweep before its end, run it again, and return the row of the trial."""

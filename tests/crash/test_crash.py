@@ -29,6 +29,7 @@ LONG_PARTS = {
     "command_calls": "an error at a system call of learner run or dvc repro",
     "caches": "a signal at a random moment, with a cache of links or on another file system",
     "ranks": "a kill of any process of a run on two ranks",
+    "resumes": "a kill of learner resume",
     "experiments": "a kill of dvc exp run --temp in a checkout with uncommitted edits",
     "schedules": "a kill of learner serve and its run",
     "servers": "an outage of the Prefect server under learner run, serve and a worker",

@@ -23,11 +23,13 @@ MARK = "CRASH_TRIAL"
 TELEMETRY = "artifacts/telemetry/"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
 """A partial copy of a killed DVC in its cache, which DVC ignores and keeps."""
-TEMP = "dvc exp run --temp"
+TEMP, RESUME, TORCHRUN = "dvc exp run --temp", "learner resume", "torchrun"
 COMMANDS = {
     "dvc repro": ("dvc", "repro"),
     "learner run": (sys.executable, "-m", "pipeline", "run"),
     TEMP: ("dvc", "exp", "run", "--temp"),
+    RESUME: (sys.executable, "-m", "pipeline", "resume", "HEAD", "--epoch", "1"),
+    TORCHRUN: ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "pipeline", "stage", "fit"),
 }
 PARAMS = (
     ("num_epochs: 20", "num_epochs: 3\n  checkpoint_every_steps: 3"),

@@ -164,11 +164,11 @@ def _run(module, arguments, folder, environment, streams, new_session):
         os.setsid()
     for number, name in zip((1, 2), streams, strict=True):
         os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
-    stage = _fork_stages_of_dvc() if module == "dvc" else None
-    _become(*stage or (module, arguments, folder, environment))
+    stage = fork_stages_of_dvc() if module == "dvc" else None
+    become(*stage or (module, arguments, folder, environment))
 
 
-def _fork_stages_of_dvc():
+def fork_stages_of_dvc():
     """Have DVC run the stages of this project in forks of a process that is forked now.
 
     That process has the place of the shell between DVC and the command of a stage, and the state of a Python
@@ -217,7 +217,7 @@ def _serve_stages(connection):
     os._exit(0)
 
 
-def _become(module, arguments, folder, environment):
+def become(module, arguments, folder, environment):
     """Run the program as if Python had started with it."""
     os.environ.clear()
     os.environ |= environment
@@ -226,7 +226,8 @@ def _become(module, arguments, folder, environment):
     if has_other_code(folder):
         for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
-    sys.meta_path.insert(0, _LatePrefect())
+    if "prefect" in sys.modules:
+        sys.meta_path.insert(0, _LatePrefect())
     gc.freeze()
     sys.argv = [module, *arguments]
     try:
