@@ -1,8 +1,9 @@
 """Watchdog that repairs dvc.lock, the rwlock and params.yaml if the process that it watches is killed.
 
 DVC records a stage after the process of the stage has exited. If DVC is killed at that moment, its next
-command refuses to start before it runs any code of this project. The watchdog is forked while this process is
-small, or started as a program if this process has threads. It exits after the process that it watches.
+command refuses to start before it runs any code of this project. DVC also leaves the files to which it was
+copying, which the watchdog removes. It is forked while this process is small, or started as a program if this
+process has threads, and exits after the process that it watches.
 """
 
 import os

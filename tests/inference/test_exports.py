@@ -19,7 +19,7 @@ from stages.contracts.outputs import ClassificationOutput
 from stages.data import read_info
 from stages.inference.exports import write_exports
 from stages.inference.model_card import model_card
-from stages.inference.programs import TrainedRun, _record_arguments, _trace, export_program
+from stages.inference.programs import TrainedRun, _first_line, _record_arguments, _trace, export_program
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
@@ -122,6 +122,15 @@ def test_program_with_other_outputs_is_refused(run, tmp_path, kind, change, mess
     assert str(refused.value).startswith(f"save_model.exports: {kind}: ")
     assert message in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operator", ["<OpOverload(op='aten.sort')>", "aten.sort"])
+def test_first_line_of_an_error_is_that_of_the_operator(operator):
+    error = RuntimeError(f"Failed to export the model.\n\n  No function for {operator}\nSee the report")
+
+    assert _first_line(error) == f"No function for {operator}"
+    assert _first_line(ValueError("\nWrong\nvalue")) == "Wrong"
+    assert _first_line(KeyError()) == "KeyError()"
 
 
 def test_program_with_another_weight_is_refused(run, tmp_path):

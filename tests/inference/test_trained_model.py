@@ -336,7 +336,7 @@ def test_regression_predicts_numbers(tmp_path):
 
     predictions = model.predict(np.arange(6.0).reshape(2, 3))
 
-    assert predictions.classes is None
+    assert predictions.classes is predictions.probabilities is predictions.class_names is None
     assert predictions.labels == model.model(torch.arange(6.0).reshape(2, 3)).flatten().tolist()
 
 
