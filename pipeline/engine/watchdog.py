@@ -86,9 +86,9 @@ def _wait_and_repair(pid: int) -> None:
         with suppress(ProcessLookupError):
             wait_for_exit([open_process(pid)])
         repair_lockfiles()
-        _remove_temporary_files()
         back_up_lockfile()
         restore_idle_params()
+        _remove_temporary_files()
         claim.unlink()
 
 

@@ -8,7 +8,7 @@ from trial_projects import COMMANDS, RESUME, difference
 
 
 class ResumeTrials(Trials):
-    """Trials in a project whose finished run is committed, and trained again after its first epoch."""
+    """Trials in a project whose finished run is committed, and trained again after its second epoch."""
 
     def plan(self, index, attempt):
         """Return trial *index*; each *attempt* has its own moment."""

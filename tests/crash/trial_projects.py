@@ -28,7 +28,7 @@ COMMANDS = {
     "dvc repro": ("dvc", "repro"),
     "learner run": (sys.executable, "-m", "pipeline", "run"),
     TEMP: ("dvc", "exp", "run", "--temp"),
-    RESUME: (sys.executable, "-m", "pipeline", "resume", "HEAD", "--epoch", "1"),
+    RESUME: (sys.executable, "-m", "pipeline", "resume", "HEAD", "--epoch", "2"),
     TORCHRUN: ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "pipeline", "stage", "fit"),
 }
 PARAMS = (
