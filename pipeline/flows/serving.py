@@ -233,6 +233,13 @@ class _Runner(Runner):
             except httpx.HTTPError:
                 await asyncio.sleep(self.query_seconds)
 
+    async def cancel_all(self) -> None:
+        """Cancel the runs in progress. The process of one that the server has lost ends with the runner."""
+        for flow_run_id in self._process_manager.flow_run_ids():
+            with suppress(*API_ERRORS):
+                flow_run = await self._client.read_flow_run(flow_run_id)
+                await self._cancellation_manager.cancel(flow_run, state_msg="Runner is shutting down.")
+
     async def _pause_schedules(self) -> None:
         """Pause the schedule, unless another process serves the deployment."""
         if self.service.ends_last():

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import os
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import anyio
 import httpx
 import pytest
 from prefect._internal import observers
 from prefect.runner._event_emitter import EventEmitter
+from prefect.runner._process_manager import ProcessHandle
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 from prefect_servers import FAULTS, Api, Proxy, running_server
@@ -433,6 +436,22 @@ def test_runs_that_wait_for_the_one_in_progress_are_one_warning(server, capsys):
 
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 2 runs of learner/queue wait for the one in progress")
+
+
+def test_run_that_the_server_has_lost_ends_with_its_runner_without_a_traceback(server, folder, caplog):
+    async def stop(runner):
+        async with runner:
+            process = await anyio.open_process(["sleep", "600"], start_new_session=True)
+            await runner._process_manager.add(uuid4(), ProcessHandle(process))
+            await runner.cancel_all()
+        return await process.wait()
+
+    with temporary_settings({PREFECT_API_URL: server}), register_service("lost") as service:
+        runner = _Runner(_build_deployment(Plan("lost"), None, {}))
+        runner.service = service
+        assert asyncio.run(stop(runner)) == -signal.SIGTERM
+
+    assert "ERROR" not in [record.levelname for record in caplog.records]
 
 
 def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
