@@ -51,12 +51,8 @@ def main():
         ):  # as in a shell's background job; trials would inherit it
             signal.signal(number, signal.SIG_DFL)
     folder = Path(tempfile.mkdtemp(prefix="crash-", dir=asked.folder))
-    findings = [
-        finding for part in asked.parts or default_parts(asked) for finding in report(part, asked, folder)
-    ]
-    for finding in findings:
-        print_line(f"\n{finding}")
-    return 1 if findings else 0
+    findings = [report(part, asked, folder) for part in asked.parts or default_parts(asked)]
+    return 1 if any(findings) else 0
 
 
 def default_parts(asked):

@@ -1,5 +1,6 @@
 """The table of the results of trials."""
 
+import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -13,6 +14,11 @@ class Row:
     """What is wrong; empty if nothing is."""
     counted: dict = field(default_factory=dict)
     """Further counts that the table sums."""
+
+    def __post_init__(self):
+        """Report the trial at once: the series may be stopped before its table."""
+        sys.stderr.write(f"{self.kind}: {self.finding or 'survived'}\n")
+        sys.stderr.flush()
 
 
 class SkippedError(Exception):
