@@ -5,8 +5,10 @@ Every rank calls the same methods in the same order, because a collective operat
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -244,14 +246,26 @@ def join_group(
         return _joined[0]
     if not torch.distributed.is_initialized():
         with explain_lost_rank(torch.distributed.DistError):
-            torch.distributed.init_process_group(
-                _find_backend(devices), timeout=timedelta(seconds=timeout_seconds)
-            )
+            _init_process_group(_find_backend(devices), timedelta(seconds=timeout_seconds))
         atexit.register(_leave_group)  # at the exit of the interpreter, its threads may abort the process
     local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
     torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
     _joined.append(ProcessRankGroup())
     return _joined[0]
+
+
+def _init_process_group(backend: str, timeout: timedelta) -> None:
+    """Join the other ranks in a thread, so that a signal ends the wait of this one, which lasts minutes."""
+    joined: Future[None] = Future()
+
+    def join() -> None:
+        try:
+            joined.set_result(torch.distributed.init_process_group(backend, timeout=timeout))
+        except BaseException as error:  # noqa: BLE001  it is raised in the thread that waits
+            joined.set_exception(error)
+
+    threading.Thread(target=join, daemon=True).start()
+    joined.result()
 
 
 def _find_backend(devices: Sequence[str | torch.device]) -> str:

@@ -2,6 +2,8 @@
 
 import math
 import os
+import signal
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -32,6 +34,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.placement import share_of
+from stages.distributed import join_group
 from stages.learner import LearnerBuilder
 from stages.metrics import (
     LossMetric,
@@ -315,6 +318,23 @@ def test_what_ranks_cannot_do_is_rejected_at_build(arguments, message, tmp_path)
 def test_several_devices_without_a_launcher_are_rejected_with_its_command(tmp_path):
     with pytest.raises(BuilderError, match=r"torchrun --nproc-per-node 2"):
         start(tmp_path).devices(["cpu", "cpu"]).build(build_net(), Adam(), 0.05)
+
+
+def interrupt_the_start(*, is_launched):
+    """Wait for a launcher that has ended, or for a rank that never starts, until a signal arrives."""
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_PORT": "1" if is_launched else "0"}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(is_launched)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        join_group(timeout_seconds=3600)
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_signal_ends_the_wait_for_other_ranks(is_launched):
+    assert run_ranks(partial(interrupt_the_start, is_launched=is_launched), 1) == ["interrupted"]
 
 
 @pytest.mark.parametrize(("samples", "size"), [(0, 3), (1, 3), (2, 4), (7, 3), (8, 4), (100, 7)])
