@@ -1,5 +1,8 @@
 """The random state of a device is saved for the devices in use, and restored to those of the resumed run."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from stages.devices.rng import (
     describe_device_mismatch,
     get_rng_state,
     match_devices,
+    preserve_random_state,
     set_rng_state,
     warn_of_cudnn_dropout,
 )
@@ -52,6 +56,20 @@ def test_random_numbers_repeat_after_the_state_is_restored():
 
     assert torch.equal(torch.rand(3), first)
     assert state["devices"] == {}
+
+
+def test_random_numbers_on_the_host_are_as_without_the_block():
+    def draw():
+        return torch.rand(1).item(), random.random(), np.random.random()  # noqa: S311
+
+    state = get_rng_state([torch.device("cpu")])
+    expected = draw()
+    set_rng_state(state, [torch.device("cpu")])
+
+    with preserve_random_state():
+        draw()
+
+    assert draw() == expected
 
 
 @pytest.mark.parametrize(

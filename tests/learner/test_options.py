@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
+from stages.devices.compilation import apply_gradient_checkpointing
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
@@ -124,6 +126,21 @@ def test_gradient_checkpointing_changes_no_number(train, tmp_path):
     assert same(kept, recomputed)
 
 
+def test_gradient_checkpointing_recomputes_the_modules_in_containers():
+    calls = []
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    for number, layer in enumerate(model.layers):
+        layer.forward = partial(
+            lambda number, forward, x: calls.append(number) or forward(x), number, layer.forward
+        )
+
+    apply_gradient_checkpointing(model)
+    model.layers[1](model.layers[0](torch.ones(1, 2))).sum().backward()
+
+    assert calls == [0, 1, 1, 0]
+
+
 def test_model_may_update_itself(start, tiny, tmp_path):
     net, loaders = tiny
     rates = []
@@ -167,6 +184,18 @@ def test_progress_loggers_receive_the_events_of_the_renderer(train, tmp_path):
     train(tmp_path, change=lambda b: b.with_progress_logger(logger))
 
     assert heard == ["logger"]
+
+
+def test_progress_begins_with_the_first_epoch_of_a_resumed_run(train, tmp_path):
+    class First(NoRenderer):
+        def start(self, progress):
+            first.append(progress.first_epoch)
+
+    first = []
+    for epochs in (1, 2):
+        train(tmp_path, epochs=epochs, checkpoint="auto", change=lambda b: b.renderer(First()))
+
+    assert first == [1, 2]
 
 
 def test_label_is_in_the_log_the_progress_and_the_lines_of_the_renderer(train, tmp_path, capsys):
