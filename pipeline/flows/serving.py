@@ -44,6 +44,8 @@ from stages.contracts.printing import print_error, print_line
 
 OWNER = "folder="
 """Beginning of the tag of a deployment that names its host and folder."""
+START_SECONDS = 0.01
+"""The time between two looks at whether the runner has started, before which it cannot be stopped."""
 ENTRYPOINT_VARIABLE = "PREFECT__FLOW_ENTRYPOINT"
 """Environment variable of Prefect with the flow of a run, instead of the entry point of its deployment."""
 
@@ -121,8 +123,6 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
             raise StageError(
                 f"the Prefect server at {url} does not respond: {error}. Start the server"
             ) from error
-        name = f"learner/{plan.name}"
-        print_line(f"serving {name}. To start a run now: prefect deployment run {name}")
         _prepare_environment()
         runner.service = service
         asyncio.run(runner.serve())
@@ -192,7 +192,10 @@ class _Runner(Runner):
     async def serve(self) -> None:
         """Start runs until a signal arrives, and then raise `RunInterruptedError`."""
         self._loop_of_runs = asyncio.get_running_loop()
-        signal.signal(signal.SIGINT, self.handle_sigterm)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_sigterm)
+        name = f"learner/{self.name}"
+        print_line(f"serving {name}. To start a run now: prefect deployment run {name}")
         upkeep = asyncio.create_task(self._maintain_server())
         await self.start()
         upkeep.cancel()
@@ -258,7 +261,12 @@ class _Runner(Runner):
 
     def _begin_to_stop(self) -> None:
         exit_if_unreachable()
-        self._stopping = asyncio.ensure_future(self.astop())
+        self._stopping = asyncio.ensure_future(self._stop_once_started())
+
+    async def _stop_once_started(self) -> None:
+        while not self.started:
+            await asyncio.sleep(START_SECONDS)
+        await self.astop()
 
     def _build_error(self, number: int) -> RunInterruptedError:
         name = signal.Signals(number).name

@@ -20,14 +20,14 @@ from prefect_servers import FAULTS, Api, Proxy, running_server
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import project_lock
-from pipeline.flows import prefect_patches, run_registry
+from pipeline.flows import prefect_patches, run_registry, serving
 from pipeline.flows.artifacts import short_timeout_client
 from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.prefect_api import URL, run_stage_of_dvc
 from pipeline.flows.run_registry import drop_missed_runs, end_tasks, register_service, report_killed_runs
 from pipeline.flows.server_outage import wait_for_server
 from pipeline.flows.serving import Plan, _build_deployment, _check_owner, _Runner
-from stages.contracts.errors import ParamsError
+from stages.contracts.errors import ParamsError, RunInterruptedError
 from stages.system.file_lock import hold_lock
 
 RUN = """
@@ -452,6 +452,24 @@ def test_run_that_the_server_has_lost_ends_with_its_runner_without_a_traceback(s
         assert asyncio.run(stop(runner)) == -signal.SIGTERM
 
     assert "ERROR" not in [record.levelname for record in caplog.records]
+
+
+def test_signal_before_the_runner_has_started_pauses_the_schedule(server, folder, monkeypatch):
+    monkeypatch.setattr(serving, "exit_if_unreachable", lambda: None)  # a thread that would exit this process
+    monkeypatch.setattr(serving, "print_line", lambda _: signal.raise_signal(signal.SIGTERM))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with temporary_settings({PREFECT_API_URL: server}), register_service("early") as service:
+            runner = _Runner(_build_deployment(Plan("early"), None, {}))
+            runner.service = service
+            runner.add_deployment(runner.deployment)
+            with pytest.raises(RunInterruptedError, match="SIGTERM: the schedule is paused"):
+                asyncio.run(runner.serve())
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    assert Api(server).deployment("early")["paused"]
 
 
 def test_only_the_last_service_of_a_deployment_pauses_its_schedule(folder):
