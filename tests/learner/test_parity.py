@@ -1,6 +1,5 @@
 """Every part of Burn's Learner has a name in this project and a test that covers it."""
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -18,11 +17,7 @@ ROWS = [
 
 @cache
 def names_of_tests(path):
-    return {
-        node.name
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.FunctionDef)
-    }
+    return set(re.findall(r"^ *def (\w+)", (ROOT / path).read_text(), re.MULTILINE))
 
 
 def test_every_row_names_a_test_that_exists():
