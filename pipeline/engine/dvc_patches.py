@@ -19,7 +19,7 @@ from dvc.output import Output
 from dvc_objects.fs.utils import copyfile, tmp_fname
 
 from pipeline.engine.signals import DeferredSignals
-from pipeline.project.lockfile import TEMPORARY_FILE, find_temporary_files
+from pipeline.project.lockfile import TEMPORARY_FILE, find_temporary_files, remove_temporary_files
 from pipeline.project.revisions.dvc_checks import (
     CHECKS,
     is_damaged_entry,
@@ -156,8 +156,7 @@ def _remove_damage(output: Output) -> None:
 
     This process has the lock of DVC, so no other one writes them.
     """
-    for path in find_temporary_files(Path(output.fs_path).parent):
-        path.unlink(missing_ok=True)
+    remove_temporary_files(Path(output.fs_path).parent)
     remove_damaged_output(output)
 
 

@@ -21,7 +21,7 @@ from pipeline.project.lockfile import (
     MIN_TEMPORARY_FILE_AGE_SECONDS,
     TEMPORARY,
     back_up_lockfile,
-    find_temporary_files,
+    remove_temporary_files,
     repair_lockfiles,
     try_dvc_lock,
 )
@@ -100,14 +100,10 @@ def _remove_temporary_files() -> None:
     with suppress(OSError, StageError), try_dvc_lock(TEMPORARY / "lock") as is_free:
         folders = {path.parent for path in read_paths().values() if is_below(path, Path())}
         for folder in folders if is_free else ():
-            for path in find_temporary_files(folder):
-                path.unlink(missing_ok=True)
-    oldest = time.time() - MIN_TEMPORARY_FILE_AGE_SECONDS
+            remove_temporary_files(folder)
     for folder in CACHE.glob("files/md5/??"):
-        for path in find_temporary_files(folder):
-            with suppress(OSError):
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
+        with suppress(OSError):
+            remove_temporary_files(folder, time.time() - MIN_TEMPORARY_FILE_AGE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Reading of dvc.lock, and repair of the files that DVC writes in place: dvc.lock and the rwlock.
+"""Reading of dvc.lock, and repair of what a killed DVC leaves: truncated and temporary files, empty folders.
 
-A kill can truncate them, and DVC refuses to work with a truncated one. An intact dvc.lock is backed up before
-each stage, and the backup replaces a truncated one. DVC then finds later results in its run-cache, and `fit`
-in its run store. The rwlock has the readers and writers of outputs.
+DVC writes dvc.lock and the rwlock in place, and refuses to work with a truncated one. An intact dvc.lock is
+backed up before each stage, and the backup replaces a truncated one. DVC then finds later results in its
+run-cache, and `fit` in its run store. The rwlock has the readers and writers of outputs.
 """
 
 import json
+import math
 import os
 import re
 import time
@@ -230,6 +231,14 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
 def find_temporary_files(folder: Path) -> set[Path]:
     """Return the temporary files of DVC in *folder*."""
     return {path for path in folder.glob(".*.tmp") if TEMPORARY_FILE.fullmatch(path.name)}
+
+
+def remove_temporary_files(folder: Path, oldest: float = math.inf) -> None:
+    """Remove the temporary files of DVC in *folder* that were modified before *oldest*, in seconds."""
+    for path in find_temporary_files(folder):
+        with suppress(FileNotFoundError):  # DVC has renamed it
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _is_intact(content: bytes) -> bool:

@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from kills import Plan, Trials
+from kills import Plan, Trials, draw_moments
 from trial_projects import COMMANDS, TORCHRUN, TWO_RANKS
 
 TARGETS = ("rank 0", "rank 1", "launcher", "command", "group")
@@ -23,11 +23,10 @@ class RankTrials(Trials):
 
     def plan(self, index, attempt):
         """Return trial *index*; each *attempt* has its own moment."""
-        draw = random.Random(f"ranks {self.seed} {index}")  # noqa: S311  no secret
+        trial = f"ranks {self.seed} {index}"
+        draw = random.Random(trial)  # noqa: S311  no secret
         command, target = draw.choice(("dvc repro", "learner run", TORCHRUN)), TARGETS[index % len(TARGETS)]
-        second = draw.random() if draw.random() < 0.25 else None
-        moment = random.Random(f"ranks {self.seed} {index} {attempt}").random()  # noqa: S311  no secret
-        return RankPlan(command, "training", "KILL", target, moment, second, waits=draw.random() < 0.5)
+        return RankPlan(command, "training", "KILL", target, **draw_moments(draw, trial, attempt))
 
     def _send(self, project, process, target, number):
         """Send the signal to the process that *target* selects; to the group if it has not started."""

@@ -3,7 +3,7 @@
 import random
 from functools import cached_property
 
-from kills import Plan, Trials
+from kills import Plan, Trials, draw_moments
 from trial_projects import COMMANDS, RESUME, difference
 
 
@@ -12,10 +12,9 @@ class ResumeTrials(Trials):
 
     def plan(self, index, attempt):
         """Return trial *index*; each *attempt* has its own moment."""
-        draw = random.Random(f"resumes {self.seed} {index}")  # noqa: S311  no secret
-        second = draw.random() if draw.random() < 0.25 else None
-        moment = random.Random(f"resumes {self.seed} {index} {attempt}").random()  # noqa: S311  no secret
-        return Plan(RESUME, "done", "KILL", "group", moment, second, waits=draw.random() < 0.5)
+        trial = f"resumes {self.seed} {index}"
+        draw = random.Random(trial)  # noqa: S311  no secret
+        return Plan(RESUME, "done", "KILL", "group", **draw_moments(draw, trial, attempt))
 
     def begin(self, planned, folder):
         """Return the project of a trial in *folder*."""

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from kills import Plan, Trials
+from kills import Plan, Trials, draw_moments
 
 
 class StageTrials(Trials):
@@ -22,13 +22,12 @@ class StageTrials(Trials):
 
     def plan(self, index, attempt):
         """Return trial *index*; each *attempt* has its own moment."""
-        draw = random.Random(f"stages {self.seed} {index}")  # noqa: S311  no secret
+        trial = f"stages {self.seed} {index}"
+        draw = random.Random(trial)  # noqa: S311  no secret
         command = draw.choice(("dvc repro", "learner run"))
         start = draw.choices(("training", "empty"), (4, 1))[0]
         target = "stage" if command == "dvc repro" else "group"
-        second = draw.random() if draw.random() < 0.25 else None
-        moment = random.Random(f"stages {self.seed} {index} {attempt}").random()  # noqa: S311  no secret
-        return Plan(command, start, "KILL", target, moment, second, waits=draw.random() < 0.5)
+        return Plan(command, start, "KILL", target, **draw_moments(draw, trial, attempt))
 
     def _send(self, project, process, target, number):
         """Send the signal to the group, or to the stage, which may have to start first."""

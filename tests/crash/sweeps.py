@@ -18,10 +18,11 @@ from stages.system.processes import parent_of
 
 GRID = ("-S", "fit.seed=42,43")
 RATES = ("-S", "build_learner.optimizer.learning_rate=interval(0.001,0.01)", "--trials", "3")
-MODES = {"grid": GRID, "asha": (*GRID, "--stop", "asha"), "tpe": (*RATES, "--search", "tpe")}
-"""The options of each kind of sweep."""
 ENGINES = {"dask": "prefect_dask", "ray": "prefect_ray"}
-MODES |= {name: (*GRID, "--engine", name) for name, module in ENGINES.items() if find_spec(module)}
+"""The engines besides threads, each with a package that it needs."""
+MODES = {"grid": GRID, "asha": (*GRID, "--stop", "asha"), "tpe": (*RATES, "--search", "tpe")}
+MODES |= {name: (*GRID, "--engine", name) for name, package in ENGINES.items() if find_spec(package)}
+"""The options of each kind of sweep."""
 TARGETS = ("sweep", "point", "everything")
 MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
 """The states, and the seconds within which a kill follows each."""
