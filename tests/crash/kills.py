@@ -74,7 +74,7 @@ def plan(seed, index, attempt, *, short=False):
 
 
 def draw_moments(draw, trial, attempt):
-    """Return the moments of the kills of *trial*, the first of *attempt*, and whether to wait before it."""
+    """Return the moments of the kills of *trial*, the first of *attempt*, and whether to wait in between."""
     second = draw.random() if draw.random() < 0.25 else None
     moment = random.Random(f"{trial} {attempt}").random()  # noqa: S311  no secret
     return {"moment": moment, "second": second, "waits": draw.random() < 0.5}
