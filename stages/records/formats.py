@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stages.contracts.errors import RecordError
 from stages.records import (
@@ -41,11 +42,14 @@ class Format:
     """Name in params and in ``--recorder``."""
     type_name: str
     """Type name of Burn's recorder, for the metadata."""
-    encode: Callable[[Record], Pieces]
+    encoder: Callable[[Any], Pieces]
+    """Encodes what `prepare` returns."""
     decoder: Callable[..., Record]
     """Decodes a record from a byte reader and, for bincode, an example tree."""
     has_names: bool = True
     """True if files can be read without an example."""
+    is_tree: bool = False
+    """True if the content of a file is one tree, that of `pack_record`."""
     memory_needed: Callable[[ValueCounts, int], int] | None = None
     """Memory that a reader needs for small values beyond what the content's length allows; None if the format
     bounds it by itself."""
@@ -70,14 +74,18 @@ class Format:
         """True if files may have PyTorch's names and axes."""
         return self.name == "safetensors"
 
+    def prepare(self, record: Record) -> Any:
+        """Return *record*, or its tree if that is the content of a file."""
+        return pack_record(record) if self.is_tree else record
+
+    def encode(self, record: Record) -> Pieces:
+        """Yield the bytes of *record* in pieces."""
+        return self.encoder(self.prepare(record))
+
     def decode(self, source: ByteReader, like: Tree = None, *, keep_data: bool = True) -> Record:
         """Return the record in *source*; without *keep_data*, tensors have a dtype and a shape only."""
         example = () if self.has_names else (like,)
         return self.decoder(source, *example, keep_data=keep_data)
-
-
-def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
-    return encode(pack_record(record))
 
 
 def _decode_named(decode: Callable[..., Tree], source: ByteReader, *, keep_data: bool) -> Record:
@@ -88,8 +96,9 @@ def _decode_named(decode: Callable[..., Tree], source: ByteReader, *, keep_data:
 _MESSAGEPACK = Format(
     "named_mpk",
     "NamedMpkFileRecorder",
-    partial(_encode_named, messagepack_format.encode),
+    messagepack_format.encode,
     partial(_decode_named, messagepack_format.decode),
+    is_tree=True,
     memory_needed=messagepack_format.memory_needed,
 )
 _BINCODE = Format(
@@ -103,8 +112,9 @@ _BINCODE = Format(
 _JSON = Format(
     "pretty_json",
     "PrettyJsonFileRecorder",
-    partial(_encode_named, json_format.encode_pretty),
+    json_format.encode_pretty,
     partial(_decode_named, json_format.decode),
+    is_tree=True,
     memory_needed=json_format.memory_needed,
 )
 _ALL = (
@@ -116,7 +126,7 @@ _ALL = (
         _JSON,
         name="json_gz",
         type_name="JsonGzFileRecorder",
-        encode=partial(_encode_named, json_format.encode),
+        encoder=json_format.encode,
     ),
     _JSON,
     Format("burnpack", "BurnpackRecorder", burnpack_format.encode, burnpack_format.decode),
@@ -166,23 +176,21 @@ class CheckedPieces:
     """The bytes of *record* in *form*; iterating raises `RecordError` if a reader would refuse them."""
 
     def __init__(self, record: Record, form: Format, *, limit: int | None = None) -> None:
-        self.counts = ValueCounts.of(
-            pack_record(record) if form.memory_needed and form.has_names else record.item
-        )
-        self._record = record
+        self._content = form.prepare(record)
+        self.counts = ValueCounts.of(self._content if form.is_tree else record.item)
         self._form = form
         self._limits = Limits.for_size(0, limit)
 
     def __iter__(self) -> Pieces:
         """Yield the bytes in pieces."""
         counts, limits, needed = self.counts, self._limits, self._form.memory_needed
-        if needed and self._form.has_names and counts.numbers > limits.numbers:
+        if self._form.is_tree and counts.numbers > limits.numbers:
             raise RecordError(
                 f"the record has {counts.numbers} numbers in lists, but at most {limits.numbers} can be read "
                 "back; record them as tensors"
             )
         size = 0
-        for piece in self._form.encode(self._record):
+        for piece in self._form.encoder(self._content):
             size += len(piece)
             yield piece
         if needed and needed(counts, size) > limits.memory:

@@ -4,11 +4,10 @@ The writer encodes piece by piece, without a second copy of the tensors in memor
 length takes the fewest bytes that hold it, as ``msgpack.packb`` and Burn write them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from struct import Struct
-from typing import cast
 
 import msgpack
 
@@ -211,27 +210,23 @@ def _take_numbers(window: bytes, limit: int, kind: type[int | float] | None) -> 
     return numbers, used
 
 
-_packer = msgpack.Packer()
-_map_header = cast(Callable[[int], bytes], _packer.pack_map_header)
-_array_header = cast(Callable[[int], bytes], _packer.pack_array_header)
-
-
 def encode(node: Tree) -> Iterator[bytes | memoryview]:
     """Yield the bytes of *node*, a tree of `pack_record`, in pieces; those of tensors are views of memory."""
-    if isinstance(node, RawTensor):
-        yield _bin_header(node.nbytes)
-        yield from data_section.iter_bytes(node)
-    elif isinstance(node, dict):
-        yield _map_header(len(node))
-        for key, value in node.items():
-            yield cast(bytes, _packer.pack(key))
-            yield from encode(value)
-    elif isinstance(node, list) and not all(isinstance(value, int | float | str) for value in node):
-        yield _array_header(len(node))
-        for value in node:
-            yield from encode(value)
-    else:
-        yield cast(bytes, _packer.pack(node))
+    tensors: list[tuple[int, RawTensor]] = []
+
+    def leave_out(tensor: RawTensor) -> None:
+        """Note where *tensor* belongs; nil, a byte, is packed in its place."""
+        tensors.append((packer.getbuffer().nbytes, tensor))
+
+    packer = msgpack.Packer(default=leave_out)
+    packed = memoryview(packer.pack(node))
+    start = 0
+    for offset, tensor in tensors:
+        yield packed[start:offset]
+        yield _bin_header(tensor.nbytes)
+        yield from data_section.iter_bytes(tensor)
+        start = offset + 1
+    yield packed[start:]
 
 
 def _bin_header(size: int) -> bytes:
