@@ -168,12 +168,16 @@ class Project:
         path.write_text(text)
 
     def add_experiment(self, name):
-        """Add an experiment *name* with the tracked files, as `dvc exp save` does, and return its commit."""
+        """Add an experiment *name* with the tracked files, as `dvc exp save` does, and return its commit.
+
+        It is a second younger than the last one: two of one second would be listed by name.
+        """
         changed = self.run("git", "stash", "create").out.strip()  # exits with 1 if nothing has changed
-        commit = self.ok(
-            "git", "commit-tree", f"{changed or 'HEAD'}^{{tree}}", "-p", "HEAD", "-m", name
-        ).strip()
-        head = self.ok("git", "rev-parse", "HEAD").strip()
+        head, seconds = self.ok("git", "log", "-1", "--format=%H %ct").split()
+        earlier = self.ok("git", "for-each-ref", "refs/exps").splitlines()
+        date = f"@{int(seconds) + 1 + len(earlier)} +0000"
+        tree = ("git", "commit-tree", f"{changed or 'HEAD'}^{{tree}}", "-p", "HEAD", "-m", name)
+        commit = self.ok(*tree, GIT_COMMITTER_DATE=date).strip()
         self.ok("git", "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", commit)
         return commit
 
