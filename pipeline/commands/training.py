@@ -47,7 +47,7 @@ def evaluate(
     """
     from pipeline.project.check import read_spec
     from pipeline.project.params import read_params
-    from stages import data, inference, learner, metrics, records
+    from stages import data, inference, learner, records
     from stages.learner import from_params
 
     params, paths = read_params(), read_paths()
@@ -60,7 +60,7 @@ def evaluate(
     if source == "valid":
         loader.set_epoch(inference.read_epoch(model))  # the random views that fit measured
     builder = learner.EvaluatorBuilder(paths["artifacts"])
-    builder.metrics(*[metrics.build_metric(use) for use in params.fit.metrics])
+    builder.metrics(*from_params.build_output_metrics(params.fit))
     evaluator = from_params.configure_evaluator(params.fit, builder).build(built)
     values = evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
     return MetricValues(source, values)

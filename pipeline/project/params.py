@@ -11,7 +11,7 @@ from pipeline.project.snapshot import ABSENT, look_up
 from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import Config, Use
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import describe_portable_optimizer_conflict
+from stages.contracts.fields import describe_lbfgs_conflict, describe_portable_optimizer_conflict
 from stages.contracts.validation import describe_errors, format_value
 from stages.create_artifact_dir import CreateArtifactDirConfig
 from stages.load_data import LoadDataConfig
@@ -45,6 +45,12 @@ class Params(Config):
             )
         conflict = describe_portable_optimizer_conflict(self.build_learner.optimizer.kind)
         if self.fit.portable and conflict:
+            raise ValueError(conflict)
+        device = self.fit.device  # that of "all" is known on the machine of the run only
+        conflict = describe_lbfgs_conflict(
+            self.fit.grads_accumulation.batches, 1 if isinstance(device, str) else len(device)
+        )
+        if self.build_learner.optimizer.kind == "lbfgs" and conflict:
             raise ValueError(conflict)
         return self
 

@@ -289,3 +289,14 @@ def describe_portable_optimizer_conflict(name: str) -> str | None:
         f"portable excludes the optimizer {name}, because MKL's square roots differ between CPU models. Set "
         "the optimizer to adam, adamw, sgd or muon, or portable to false"
     )
+
+
+def describe_lbfgs_conflict(batches: int, ranks: int) -> str | None:
+    """Return why L-BFGS cannot use windows of *batches* or several *ranks*, and what to do, or None."""
+    if batches == ranks == 1:
+        return None
+    mistake = f"accumulate over {batches} batches" if batches > 1 else f"use {ranks} ranks"
+    return (
+        f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no accumulation, "
+        "and a larger batch"
+    )

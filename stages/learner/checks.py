@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from stages.contracts.errors import BuilderError, RecordError
-from stages.contracts.fields import describe_portable_optimizer_conflict
+from stages.contracts.fields import describe_lbfgs_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.plugins import OptionalAttributes, check_object
@@ -104,13 +104,9 @@ def check_optimizer(
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
-    batches = options.accumulation.batches
-    if batches > 1 or ranks > 1:
-        mistake = f"accumulate over {batches} batches" if batches > 1 else f"use {ranks} ranks"
-        raise BuilderError(
-            f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device, no "
-            "accumulation, and a larger batch"
-        )
+    conflict = describe_lbfgs_conflict(options.accumulation.batches, ranks)
+    if conflict:
+        raise BuilderError(conflict)
     if updates_itself(model):
         raise BuilderError(
             f"{type(model).__name__} updates itself in its method optimize, which L-BFGS cannot evaluate: "

@@ -693,6 +693,25 @@ def test_mistake_is_reported_with_its_key_the_value_found_and_advice(old, new, m
     assert line.startswith(f"  {message}")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "mistake"),
+    [
+        ("batches: 1", "batches: 4", "accumulate over 4 batches"),
+        ("device: auto", "device: [cpu, cpu]", "use 2 ranks"),
+    ],
+)
+def test_optimizer_that_evaluates_a_batch_several_times_takes_no_part_of_one(old, new, mistake, tmp_path):
+    """The check finds before any stage runs what the learner would refuse in fit."""
+    path = write_edited_params(tmp_path, old, new)
+    path.write_text(
+        path.read_text().replace("kind: adam", "kind: lbfgs").replace("portable: true", "portable: false")
+    )
+
+    (line,) = read_mistakes(path)
+
+    assert f"L-BFGS evaluates one batch several times, so it cannot {mistake}: use one device" in line
+
+
 INVALID_YAML = {
     "unknown tag": (
         "num_epochs: !foo 20",
