@@ -21,7 +21,12 @@ from pipeline.project.git import find_top
 from pipeline.project.params import PARAMS, Params, build_params_error, read_params
 from pipeline.project.paths import parse_paths
 from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
-from pipeline.project.training_check import are_metrics_known, describe_mistake, find_metric_mistakes
+from pipeline.project.training_check import (
+    are_metrics_known,
+    describe_mistake,
+    find_metric_mistakes,
+    list_rules,
+)
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner
@@ -41,7 +46,7 @@ from stages.optim import schedules
 from stages.optim.schedules import FUNCTIONS, ScheduleUse
 from stages.params.fit_params import CHANGES_NO_NUMBER, HOOKS
 from stages.records.safetensors_format import is_index, read_index
-from stages.runs.retention import BestConfig
+from stages.runs.retention import KeepBest
 from stages.system.processes import program_command
 
 FIRST_STAGE = next(iter(VERSIONS))
@@ -204,26 +209,20 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
     """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
     if _may_be_validated(params):
         return
-    rules: dict[str, Any] = {
-        f"fit.keep.best.{number}": rule
-        for number, rule in enumerate(params.fit.keep.best)
-        if rule != BestConfig()
-    }
-    if params.fit.early_stopping:
-        rules["fit.early_stopping"] = params.fit.early_stopping
-    for key, rule in rules.items():
-        if rule.split is Split.VALID:
+    for key, rule in list_rules(params).items():
+        metrics_of_valid = [metric for split, metric in rule.needs if split is Split.VALID]
+        if metrics_of_valid and rule != KeepBest():  # the default keeps no epoch then
             yield (
-                f"{key}: uses the valid {rule.metric!r}, but load_data.valid_fraction is 0 and the source "
-                "has no valid split. Set it above 0, or use 'split: train'"
+                f"{key}: uses the valid {metrics_of_valid[0]!r}, but load_data.valid_fraction is 0 and the "
+                "source has no valid split. Set it above 0, or use the metric of the train split"
             )
 
 
 def _may_be_validated(params: Params) -> bool:
     """Return whether the data may have a valid split."""
-    source = params.load_data.source
+    source, drawn = params.load_data.source, params.load_data.valid_fraction or params.load_data.folds
     fields = dict(source)
-    has_valid_split = fields.get("valid_path") or fields.get("split") or params.load_data.valid_fraction
+    has_valid_split = fields.get("valid_path") or fields.get("split") or drawn
     return bool(has_valid_split) or not isinstance(source, Digits | Npy | Table | TextFiles)
 
 

@@ -38,7 +38,7 @@ def are_metrics_known(params: Params) -> bool:
     """Return whether `find_metric_mistakes`, which loads torch, would find none."""
     kinds = {metric.kind for metric in params.fit.metrics}
     names = {NAMES.get(kind) for kind in kinds}
-    monitored = {name for rule in _list_rules(params).values() for _, name in rule.needs}
+    monitored = {name for rule in list_rules(params).values() for _, name in rule.needs}
     return kinds <= MEASURED.get(params.build_learner.model.kind, set()) and monitored <= names
 
 
@@ -53,7 +53,7 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     model = model if isinstance(model, type) else None  # it may be built by a function
     yield "fit.metrics", describe_mistake(check_file_names, [metric.name for metric in built])
     yield "fit.metrics", describe_mistake(checks.check_metric_inputs, model, metrics)
-    for key, rule in _list_rules(params).items():
+    for key, rule in list_rules(params).items():
         yield key, describe_mistake(checks.check_monitored_metrics, rule, metrics)
 
 
@@ -66,7 +66,7 @@ def describe_mistake(test: Callable[..., object], *arguments: Any) -> str:
     return ""
 
 
-def _list_rules(params: Params) -> Mapping[str, Any]:
+def list_rules(params: Params) -> Mapping[str, Any]:
     """Return the rules that monitor metrics, by their keys."""
     rules: dict[str, Any] = {
         f"fit.keep.best.{number}": rule for number, rule in enumerate(params.fit.keep.rule().rules[1:])

@@ -339,16 +339,27 @@ def test_check_reports_rules_that_need_a_valid_split_that_params_leave_out(proje
         f"  num_epochs: 20\n  early_stopping: {{n_epochs: 2}}\n  {KEEP}",
     )
 
+    project.edit("params.yaml", "kind: constant", "kind: reduce_on_plateau\n    monitor: valid Loss")
+
     refused = project.call("check")
 
     assert refused.code == 2, refused.text
-    for key, metric in {"fit.early_stopping": "Loss", "fit.keep.best.0": "Accuracy"}.items():
+    monitored = {
+        "fit.early_stopping": "Loss",
+        "fit.keep.best.0": "Accuracy",
+        "build_learner.schedule.monitor": "Loss",
+    }
+    for key, metric in monitored.items():
         assert (
             f"{key}: uses the valid '{metric}', but load_data.valid_fraction is 0 and the source"
             in refused.err
         )
+    project.edit("params.yaml", "valid_fraction: 0", "valid_fraction: 0\n  folds: 3")
+    assert project.call("check").code == 0  # a fold is a valid split
+    project.edit("params.yaml", "\n  folds: 3", "")
     project.edit("params.yaml", "n_epochs: 2}", "n_epochs: 2, split: train}")
     project.edit("params.yaml", "direction: highest}", "direction: highest, split: train}")
+    project.edit("params.yaml", "monitor: valid Loss", "monitor: train Loss")
     assert project.call("check").code == 0
 
 
