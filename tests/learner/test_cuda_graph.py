@@ -8,7 +8,7 @@ import random
 import weakref
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
-from stages.contracts.outputs import is_counted
+from stages.contracts.outputs import ClassificationOutput, is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import FrozenNorms, LearnerBuilder, Unfreeze, metering
 from stages.learner.steps import capture_conditions, cuda_graph, rank_values, step_strategies
@@ -80,6 +80,55 @@ class Wide(Net):
 
     def forward(self, inputs):
         return super().forward(inputs.double()) + self.empty.sum()
+
+
+@dataclass(frozen=True)
+class MovableOutput(ClassificationOutput):
+    """An output with a method ``to``, as tensors have."""
+
+    def to(self, device):
+        return replace(self, output=self.output.to(device))
+
+
+class WithMovableOutput(Net):
+    def forward_classification(self, batch):
+        item = super().forward_classification(batch)
+        return MovableOutput(item.loss, item.output, item.targets, item.weight)
+
+
+@dataclass(frozen=True)
+class MovableBatch:
+    """A batch with a method ``to``, as that of a sequence of torch."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def to(self, device):
+        return MovableBatch(self.inputs.to(device), self.targets.to(device))
+
+
+class OfMovableBatches(Net):
+    def forward_classification(self, batch):
+        return super().forward_classification((batch.inputs, batch.targets))
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """The sum of the losses of batches, in the tensor of the output if it is one batch."""
+
+    value: torch.Tensor
+    count: int = 1
+
+    def __add__(self, other):
+        return LossSum(self.value + other.value, self.count + other.count)
+
+
+class LossSumMetric:
+    name = "Loss Sum"
+    unit = None
+
+    def measure(self, output):
+        return LossSum(output.loss.detach())
 
 
 class HitsMetric:
@@ -305,6 +354,33 @@ def test_captured_run_equals_eager_run(name, stops, capture, tmp_path):
     capture()
 
     run(tmp_path / "captured", stops, **RUNS[name])
+
+    assert read_run_files(tmp_path / "captured") == read_run_files(tmp_path / "eager")
+    assert RepeatedCalls.replays > 0
+
+
+def test_captured_steps_do_not_change_the_batches_of_the_loader(capture, tmp_path):
+    capture()
+    batches = [MovableBatch(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(8)]
+    before = [batch.inputs.clone() for batch in batches]
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).renderer(NoRenderer()).metrics(LossMetric())
+
+    builder.build(OfMovableBatches(), Adam(), 0.1).fit(batches, batches)
+
+    assert RepeatedCalls.replays == 8 - cuda_graph.WARM_UP_STEPS
+    assert all(map(torch.equal, before, [batch.inputs for batch in batches]))
+
+
+def test_output_that_can_be_moved_is_copied_for_a_metric_that_reads_it_later(capture, tmp_path):
+    options = {
+        "model": WithMovableOutput,
+        "change": lambda builder: builder.metrics(LossSumMetric()),
+        "epochs": 1,
+    }
+    run(tmp_path / "eager", **options)
+    capture()
+
+    run(tmp_path / "captured", **options)
 
     assert read_run_files(tmp_path / "captured") == read_run_files(tmp_path / "eager")
     assert RepeatedCalls.replays > 0

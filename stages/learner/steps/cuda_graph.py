@@ -197,7 +197,7 @@ class CudaGraphStep(PlainStep):
             self._state.end_step()
         self._has_gradients = True  # that was a condition of the capture
         means, item = results.means[slot], results.item
-        copied = transform(item, _clone) if self._readers - means.keys() else item
+        copied = _clone(item) if self._readers - means.keys() else item
         return StepResult(copied, item.size, means)
 
     @property
@@ -241,7 +241,7 @@ class CudaGraphStep(PlainStep):
         """Capture the step, without its metrics if one reads the device; return whether that succeeded."""
         capture = self._capture
         if not capture.inputs:
-            capture.batch = transform(batch, _clone)
+            capture.batch = _clone(batch)
             capture.inputs = [*_tensors_of(capture.batch)]
             dtype = torch.float32 if self._device.type == "cuda" else torch.float64  # what the kernels read
             capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
@@ -300,7 +300,7 @@ class CudaGraphStep(PlainStep):
             numbers["means"] = torch.stack([part.to(torch.float64) for part in tensors])
         slots = ring.write(**numbers)
         values = [_fill_means(means, iter(slot.unbind())) for slot in slots.pop("means", ())]
-        return Results(transform(step.item, _detach), means=values or [means] * self._slots, **slots)
+        return Results(_detach(step.item), means=values or [means] * self._slots, **slots)
 
     def _restart(self, reason: str) -> None:
         """Drop the graphs, to capture the step again, unless they were used too little."""
@@ -351,7 +351,7 @@ def _measure_means(metrics: Mapping[str, Any], item: Any) -> dict[str, Mean]:
     """Return the values of *metrics* that are tensors on the device."""
     values = {name: metric.measure(item) for name, metric in metrics.items()}
     return {
-        name: transform(value, _detach)
+        name: _detach(value)
         for name, value in values.items()
         if type(value) is Mean and isinstance(value.total, Tensor)
     }
@@ -362,12 +362,18 @@ def _fill_means(means: Mapping[str, Mean], numbers: Iterator[Tensor]) -> dict[st
     return {name: transform(mean, lambda _: next(numbers)) for name, mean in means.items()}
 
 
-def _clone(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _clone(tree: Any) -> Any:
+    """Return *tree* with copies of its tensors, also of those in an object that has a method ``to``."""
+    return transform(tree, lambda tensor: tensor.detach().clone(), _is_tensor)
 
 
-def _detach(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def _detach(tree: Any) -> Any:
+    """Return *tree* with its tensors detached."""
+    return transform(tree, Tensor.detach, _is_tensor)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _tensors_of(batch: Any) -> Sequence[Tensor]:
