@@ -772,7 +772,8 @@ def test_unknown_kind_of_step_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "other", [[1], (1, 2), {"a": 1}, object(), torch.zeros(2), (torch.zeros(3, 2).T,), 1.5]
 )
-def test_batches_are_alike_only_if_structure_constants_and_layouts_are_equal(other):
+def test_batches_are_alike_only_if_structure_constants_and_layouts_are_equal(other, capture):
+    capture()
     batch = (torch.zeros(2, 3),)
 
     assert describe_batch(batch) == describe_batch((torch.ones(2, 3),))
@@ -780,6 +781,26 @@ def test_batches_are_alike_only_if_structure_constants_and_layouts_are_equal(oth
     assert isinstance(other, torch.Tensor | int | float | list | tuple | dict) == (
         describe_batch(other) == describe_batch(other)
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "build"),
+    [
+        ("meta", lambda: torch.zeros(2)),  # on the host
+        ("cpu", lambda: torch.eye(2).to_sparse()),
+        ("cpu", lambda: torch.eye(2).to_sparse_csr()),
+        ("cpu", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        ("cpu", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+    ],
+    ids=["on the host", "sparse", "compressed", "nested", "jagged"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
+def test_batch_with_a_tensor_whose_shape_does_not_describe_it_is_equal_to_no_other(device, build, capture):
+    """A launch reads the memory of the first batch, and repeats what the values of a host tensor selected."""
+    capture(device=device)
+    batch = (torch.zeros(2, device=device), build())
+
+    assert describe_batch(batch) != describe_batch(batch)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

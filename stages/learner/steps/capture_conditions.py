@@ -78,12 +78,15 @@ def has_only_tensors(tree: Any) -> bool:
 
 
 def describe_batch(batch: Any) -> Any:
-    """Return the structure of *batch*, its constants, and the layouts of its tensors.
+    """Return the structure of *batch*, its constants, and the layouts of its dense tensors on the device.
 
-    The description of a batch with anything else in it is equal to no other.
+    The description of a batch with anything else in it is equal to no other. So is that of one with a tensor
+    on the host, because its values may select what the step launches.
     """
     if isinstance(batch, Tensor):
-        return batch.shape, batch.stride(), batch.dtype
+        is_dense = batch.layout is torch.strided and not batch.is_nested
+        if is_dense and batch.device.type in CAPTURE_DEVICES:
+            return batch.shape, batch.stride(), batch.dtype
     if isinstance(batch, DeferredBatch):
         return describe_batch(batch.indices), id(batch.gather)
     if isinstance(batch, CONSTANTS):
