@@ -97,14 +97,12 @@ class CudaGraphStep(PlainStep):
     the model, the optimizer or its state is replaced.
     """
 
-    def __init__(
-        self, components: Components, checks: StepChecks, guard: DeviceGuard, capturer: CudaCapturer
-    ) -> None:
+    _guard: DeviceGuard
+
+    def __init__(self, components: Components, checks: StepChecks) -> None:
         super().__init__(components.state, checks)
-        self._flags = guard
-        self._window = components.state.window
         self._device = components.device
-        self._capturer = capturer
+        self._capturer = CudaCapturer(components.device)
         self._slots = MAX_PENDING_BATCHES + MAX_READ_DELAY
         """The most launches whose results the host has not read."""
         metrics = [metric for metric in components.observers.metrics[Split.TRAIN] if not metric.covers_pass]
@@ -187,10 +185,10 @@ class CudaGraphStep(PlainStep):
         slot = capture.ring.advance()
         results = capture.graphs[ends]()
         capture.replays += 1
-        self._flags.record(results.rows[slot], epoch, iteration)
+        self._guard.record(results.rows[slot], epoch, iteration)
         if totals is not None:
             if ends:
-                self._flags.record_sum(results.sum_rows[slot], epoch, iteration)
+                self._guard.record_sum(results.sum_rows[slot], epoch, iteration)
             self._window.count(totals)
             capture.has_sums = not ends
         if ends:
@@ -263,7 +261,7 @@ class CudaGraphStep(PlainStep):
     def _try_capture(self, metrics: Mapping[str, Any]) -> str:
         """Capture the step with *metrics*; return the reason for which that failed, or an empty string."""
         if not self._capture.graphs:
-            row = len(self._flags.names) + 1
+            row = len(self._guard.names) + 1
             widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
             self._capture.ring = ResultRing(self._device, self._slots, widths)
         clear_gradients(self._model)  # so that the graph can use their memory
@@ -286,14 +284,14 @@ class CudaGraphStep(PlainStep):
         means = _measure_means(metrics, step.item)
         if self._readers - means.keys() and not has_only_tensors(step.item):
             raise ValueError(f"{type(step.item).__name__} is not a dataclass of tensors, to be copied")
-        numbers, gradients = {"rows": self._flags.measure(step, self.weight)}, step.gradients
+        numbers, gradients = {"rows": self._guard.measure(step, self.weight)}, step.gradients
         if capture.totals is not None:
             window.add_on_device(capture.totals, gradients, self.weight)
         if capture.totals is not None and ends:
             gradients = window.take_on_device(capture.totals)
-            numbers["sum_rows"] = self._flags.measure_sum(gradients, capture.totals.weight)
+            numbers["sum_rows"] = self._guard.measure_sum(gradients, capture.totals.weight)
         if ends:
-            self._state.update_on_device(gradients, capture.rates, self._flags.flag)
+            self._state.update_on_device(gradients, capture.rates, self._guard.flag)
         if capture.totals is not None and ends:
             capture.totals.clear()
         if tensors := [part for mean in means.values() for part in _tensors_of(mean)]:
@@ -322,10 +320,10 @@ def build_captured_step(components: Components, checks: StepChecks) -> CudaGraph
     asked, device = components.options.step, components.device
     if asked == "eager" or (asked == "auto" and device.type not in CAPTURE_DEVICES):
         return None
-    guard, obstacle = components.state.guard, find_obstacle(components)
-    if isinstance(guard, DeviceGuard) and obstacle is None:
-        return CudaGraphStep(components, checks, guard, CudaCapturer(device))
-    report_eager(str(obstacle), log_level(components))
+    obstacle = find_obstacle(components)
+    if obstacle is None:
+        return CudaGraphStep(components, checks)
+    report_eager(obstacle, log_level(components))
     return None
 
 
