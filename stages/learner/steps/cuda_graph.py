@@ -228,12 +228,12 @@ class CudaGraphStep(PlainStep):
             self._refuse(f"{name} logs numbers or samples")
         self._capture.metrics = {name: describe_object(metric) for name, metric in self._metrics.items()}
 
-    def _fill_rates(self, rates: Sequence[float]) -> None:
+    def _fill_rates(self, rates: list[float]) -> None:
         capture = self._capture
-        for number, rate in enumerate(rates):
-            if capture.filled[number] != rate:
-                capture.rates[number].fill_(rate)
-                capture.filled[number] = rate
+        for tensor, filled, rate in zip(capture.rates, capture.filled, rates, strict=True):
+            if filled != rate:
+                tensor.fill_(rate)
+        capture.filled = rates
 
     def _capture_step(self, batch: Any) -> bool:
         """Capture the step, without its metrics if one reads the device; return whether that succeeded."""
@@ -277,7 +277,7 @@ class CudaGraphStep(PlainStep):
 
     def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:
         """Run the step to capture. It changes nothing but tensors, as a launch of the graph does."""
-        capture, window, ring = self._capture, self._window, self._capture.ring
+        capture, totals, window = self._capture, self._capture.totals, self._window
         step = super().compute(load(capture.batch))
         if [gradient is not None for gradient in step.gradients] != capture.present:
             raise ValueError("not all steps have gradients of the same parameters")
@@ -285,18 +285,18 @@ class CudaGraphStep(PlainStep):
         if self._readers - means.keys() and not has_only_tensors(step.item):
             raise ValueError(f"{type(step.item).__name__} is not a dataclass of tensors, to be copied")
         numbers, gradients = {"rows": self._guard.measure(step, self.weight)}, step.gradients
-        if capture.totals is not None:
-            window.add_on_device(capture.totals, gradients, self.weight)
-        if capture.totals is not None and ends:
-            gradients = window.take_on_device(capture.totals)
-            numbers["sum_rows"] = self._guard.measure_sum(gradients, capture.totals.weight)
+        if totals is not None:
+            window.add_on_device(totals, gradients, self.weight)
+            if ends:
+                gradients = window.take_on_device(totals)
+                numbers["sum_rows"] = self._guard.measure_sum(gradients, totals.weight)
         if ends:
             self._state.update_on_device(gradients, capture.rates, self._guard.flag)
-        if capture.totals is not None and ends:
-            capture.totals.clear()
-        if tensors := [part for mean in means.values() for part in _tensors_of(mean)]:
-            numbers["means"] = torch.stack([part.to(torch.float64) for part in tensors])
-        slots = ring.write(**numbers)
+            if totals is not None:
+                totals.clear()
+        if tensors := _tensors_of(means):
+            numbers["means"] = torch.stack([tensor.to(torch.float64) for tensor in tensors])
+        slots = capture.ring.write(**numbers)
         values = [_fill_means(means, iter(slot.unbind())) for slot in slots.pop("means", ())]
         return Results(_detach(step.item), means=values or [means] * self._slots, **slots)
 
@@ -357,7 +357,8 @@ def _measure_means(metrics: Mapping[str, Any], item: Any) -> dict[str, Mean]:
 
 def _fill_means(means: Mapping[str, Mean], numbers: Iterator[Tensor]) -> dict[str, Mean]:
     """Return *means* with the next of *numbers* in place of each tensor."""
-    return {name: transform(mean, lambda _: next(numbers)) for name, mean in means.items()}
+    filled: dict[str, Mean] = transform(means, lambda _: next(numbers))
+    return filled
 
 
 def _clone(tree: Any) -> Any:
