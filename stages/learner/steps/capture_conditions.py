@@ -11,15 +11,15 @@ model, nor the update, nor a metric that is measured in the graph may depend on 
   device. Other metrics measure a copy of the output, unless their ``reads_output`` is False.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from stages.contracts.placement import DeferredBatch
+from stages.contracts.placement import DeferredBatch, field_values
 from stages.devices.rng import find_cudnn_dropout
 from stages.learner.assembly import Components
 from stages.learner.metering import RegisteredMetric
@@ -125,14 +125,14 @@ def _returns_mean(registered: RegisteredMetric) -> bool:
     return False
 
 
-def _parts(tree: Any) -> Sequence[Any] | None:
+def _parts(tree: Any) -> Iterable[Any] | None:
     """Return the parts of a container; None for any other object."""
     if isinstance(tree, tuple | list):
         return tree
     if isinstance(tree, dict):
-        return list(tree.values())
+        return tree.values()
     if is_dataclass(tree) and not isinstance(tree, type):
-        return [getattr(tree, part.name) for part in fields(tree)]
+        return field_values(tree).values()
     return None
 
 
