@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,10 +68,9 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
 
     The result is a tree of plain values and tensors, which a record can hold.
     """
-    version, words, gauss = random.getstate()
-    name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
+    generator, (version, words, gauss), (name, key, *numbers) = _host_state()
     return {
-        "torch": torch.get_rng_state(),
+        "torch": generator,
         "devices": {
             name: torch.get_device_module(name).get_rng_state(*_position(name))
             for name in device_names(devices)
@@ -132,20 +131,19 @@ def _set_host_state(state: tuple[Tensor, Any, Any]) -> None:
 
 def host_generator_states(device: torch.device) -> tuple[Any, ...]:
     """Return the states of the global generators on the host that *device* does not draw from, to compare."""
-    name, key, *rest = cast(tuple[Any, ...], np.random.get_state())
-    device_states = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
-    return (*device_states, random.getstate(), name, key.tobytes(), *rest)
+    generator, python, (name, key, *numbers) = _host_state()
+    device_states = () if device.type == "cpu" else (generator.numpy().tobytes(),)
+    return (*device_states, python, name, key.tobytes(), *numbers)
 
 
 def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
     """Set the global generators to *state*, which `get_rng_state` returned; *devices* by position."""
-    torch.set_rng_state(state["torch"])
     for name, saved in match_devices(state["devices"], device_names(devices)).items():
         torch.get_device_module(name).set_rng_state(saved, *_position(name))
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
     name, key, *numbers = state["numpy"]
-    np.random.set_state((name, key.numpy().astype(np.uint32), *numbers))
+    numpy = (name, key.numpy().astype(np.uint32), *numbers)
+    _set_host_state((state["torch"], (version, tuple(words.tolist()), gauss), numpy))
 
 
 def device_names(devices: Sequence[torch.device]) -> list[str]:
