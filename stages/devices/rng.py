@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,32 +91,22 @@ def preserve_random_state() -> Iterator[None]:
         _set_host_state(state)
 
 
+@dataclass
 class HostRandomState:
     """A state of the global generators on the host, to draw from it without changing the current one."""
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.set(state)
-
-    def set(self, state: Mapping[str, Any]) -> None:
-        """Continue from *state*, which `get_rng_state` returned."""
-        with preserve_random_state():
-            set_rng_state(state, [])
-            self._state = _host_state()
+    state: dict[str, Any]
+    """The state after the last block, as `get_rng_state` returns it."""
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Draw from this state in the block."""
         with preserve_random_state():
-            _set_host_state(self._state)
+            set_rng_state(self.state, [])
             try:
                 yield
             finally:
-                self._state = _host_state()
-
-    def to_tree(self) -> dict[str, Any]:
-        """Return the state as `get_rng_state` returns one."""
-        with self.use():
-            return get_rng_state([])
+                self.state = get_rng_state([])
 
 
 def _host_state() -> tuple[Tensor, Any, Any]:

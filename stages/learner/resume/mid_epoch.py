@@ -134,7 +134,7 @@ class MidEpochCheckpointer:
         if (compiled := self._state.compiled_shapes) is not None:
             states["shapes"] = dict(compiled.first)
         if self._shared is not None:
-            states["loader"] = self._shared.to_tree()
+            states["loader"] = self._shared.state
         return states
 
     def stops_between_epochs(self) -> bool:
@@ -186,7 +186,7 @@ class MidEpochCheckpointer:
         if self._state.position is not None:
             self._rng_state = dict(self._state.position.before)
         elif self._shared is not None and split is Split.VALID:
-            self._rng_state = self._shared.to_tree()
+            self._rng_state = self._shared.state
         else:
             self._rng_state = cast(dict[str, Any], self._group.broadcast(self._rng_state))
         return HostRandomState(self._rng_state)
@@ -195,7 +195,7 @@ class MidEpochCheckpointer:
         """Continue the random state of a loader that was restored at *position*, without drawing batches."""
         saved = position.ranks[0] if position.ranks else {}
         if self._shared is not None and "loader" in saved:
-            self._shared.set(saved["loader"])
+            self._shared.state = saved["loader"]
 
     def _gather_ranks(self, states: Mapping[str, Any]) -> list[Any]:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
