@@ -25,8 +25,7 @@ class StreamCopier:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._module = torch.get_device_module(device)
-        with self.activate():
-            self._stream = self._module.Stream()
+        self._stream = self._module.Stream(device)
 
     def activate(self) -> AbstractContextManager[Any]:
         """Return a context with the device as the current one, in which a thread works with it."""
