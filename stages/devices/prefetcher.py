@@ -85,14 +85,14 @@ class StagingRing:
 
     def __init__(self, copier: StreamCopier, slots: int) -> None:
         self.copier = copier
-        self._slots = itertools.cycle([_Slot() for _ in range(slots)])
+        self._slots = itertools.cycle([_Slot(copier) for _ in range(slots)])
 
     def copy(self, batch: Any) -> Copied:
         """Start to copy *batch*; wait first for the copy that used the same buffers before."""
         slot = next(self._slots)
         slot.begin()
         with self.copier.copying():
-            copied = transform(batch, lambda part: self._copy(part, slot))
+            copied = transform(batch, slot.copy)
             slot.event = self.copier.record()
         return Copied(copied, slot.event)
 
@@ -100,13 +100,6 @@ class StagingRing:
         """Return the batch on the device, ready for the computation that now follows."""
         self.copier.wait(copied.event)
         return transform(copied.batch, self._receive)
-
-    def _copy(self, part: Any, slot: "_Slot") -> Any:
-        if not _can_be_staged(part):
-            return part
-        if self.copier.is_pinned(part):
-            return self.copier.copy(slot.keep(part))
-        return self.copier.copy(slot.stage(part, self.copier))
 
     def _receive(self, part: Any) -> Any:
         on_device = part.to(self.copier.device, non_blocking=True)
@@ -118,33 +111,37 @@ class StagingRing:
 class _Slot:
     """The staging buffers of one batch, one for each of its tensors, and the event of their last copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, copier: StreamCopier) -> None:
         self.event: torch.Event | None = None
-        self._buffers: list[Tensor] = []
+        self._copier = copier
+        self._buffers: dict[int, Tensor] = {}
         self._used = 0
-        self._kept: list[Tensor] = []
+        self._pinned: list[Tensor] = []
+        """The tensors that are copied from where they are, which keeps their memory."""
 
     def begin(self) -> None:
         """Wait until the buffers may be overwritten."""
         self._used = 0
         if self.event is not None:
             self.event.synchronize()
-        self._kept.clear()
+        self._pinned.clear()
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Return *tensor*, and keep its memory until `begin` has waited for its copy."""
-        self._kept.append(tensor)
-        return tensor
+    def copy(self, part: Any) -> Any:
+        """Start to copy *part*, and return the copy; return *part* itself if it cannot be staged."""
+        if not _can_be_staged(part):
+            return part
+        if self._copier.is_pinned(part):
+            self._pinned.append(part)
+            return self._copier.copy(part)
+        return self._copier.copy(self._stage(part))
 
-    def stage(self, tensor: Tensor, copier: StreamCopier) -> Tensor:
+    def _stage(self, tensor: Tensor) -> Tensor:
         """Return a copy of *tensor* in the next buffer, which grows if it is too small."""
-        nbytes = tensor.numel() * tensor.element_size()
-        if self._used == len(self._buffers):
-            self._buffers.append(copier.allocate(nbytes))
-        elif len(self._buffers[self._used]) < nbytes:
-            self._buffers[self._used] = copier.allocate(nbytes)
-        staged = self._buffers[self._used][:nbytes].view(tensor.dtype)
+        buffer = self._buffers.get(self._used)
+        if buffer is None or len(buffer) < tensor.nbytes:
+            buffer = self._buffers[self._used] = self._copier.allocate(tensor.nbytes)
         self._used += 1
+        staged = buffer[: tensor.nbytes].view(tensor.dtype)
         if tensor.is_contiguous():
             staged = staged.view(tensor.shape)
         else:  # keep the memory format
