@@ -17,6 +17,7 @@ from stages.contracts.placement import transform
 STREAM_DEVICES = ("cuda", "xpu")
 """Kinds of devices with streams and pinned memory."""
 JOIN_SECONDS = 1.0
+"""The most time for which the end of a pass waits for the batch that a thread is loading."""
 
 
 class StreamCopier:
@@ -173,57 +174,36 @@ def prefetch(batches: Iterator[Any], ring: StagingRing, ahead: int) -> Iterator[
     error of *batches* is raised at its position. If the iteration ends early, the thread closes *batches*
     after the batch that it is loading.
     """
-    thread = _CopyThread(batches, ring, ahead)
-    thread.start()
-    try:
-        copied: Iterator[Copied | BaseException] = iter(thread.ready.get, None)
-        yield from map(thread.receive, copied)  # keeps no reference to the batches
-    finally:
-        thread.stop()
+    ready: SimpleQueue[Copied | BaseException | None] = SimpleQueue()
+    permits, stopped = Semaphore(ahead), Event()
 
-
-class _CopyThread(Thread):
-    """Loads and copies batches in advance."""
-
-    def __init__(self, batches: Iterator[Any], ring: StagingRing, ahead: int) -> None:
-        super().__init__(name="prefetch", daemon=True)  # a stop must not wait for a batch that takes long
-        self.ready: SimpleQueue[Copied | BaseException | None] = SimpleQueue()
-        """The copied batches in order, and None or the error after the last."""
-        self._batches = batches
-        self._ring = ring
-        self._permits = Semaphore(ahead)
-        self._stopped = Event()
-
-    def run(self) -> None:
-        """Copy every batch for which there is a permit."""
+    def copy_batches() -> None:
         try:
-            with self._ring.copier.activate():
-                self._copy_batches()
-            self.ready.put(None)
+            with ring.copier.activate():
+                while permits.acquire() and not stopped.is_set():
+                    batch = next(batches)
+                    ready.put(ring.copy(batch))
+                    del batch  # do not keep it until the next one is loaded
+        except StopIteration:
+            ready.put(None)
         except BaseException as error:  # noqa: BLE001  raised again by `receive`
-            self.ready.put(error)
+            ready.put(error)
         finally:
-            if hasattr(self._batches, "close"):
-                self._batches.close()
+            if hasattr(batches, "close"):
+                batches.close()
 
-    def _copy_batches(self) -> None:
-        while self._permits.acquire() and not self._stopped.is_set():
-            try:
-                batch = next(self._batches)
-            except StopIteration:
-                return
-            self.ready.put(self._ring.copy(batch))
-            del batch  # do not keep it until the next one is loaded
-
-    def receive(self, copied: Copied | BaseException) -> Any:
-        """Return the batch of *copied* on the device, and permit another one; raise an error."""
+    def receive(copied: Copied | BaseException) -> Any:
         if isinstance(copied, BaseException):
             raise copied
-        self._permits.release()
-        return self._ring.receive(copied)
+        permits.release()
+        return ring.receive(copied)
 
-    def stop(self) -> None:
-        """End the thread after the batch that it is loading, and wait for it for at most `JOIN_SECONDS`."""
-        self._stopped.set()
-        self._permits.release()
-        self.join(JOIN_SECONDS)
+    thread = Thread(target=copy_batches, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        copied: Iterator[Copied | BaseException] = iter(ready.get, None)
+        yield from map(receive, copied)  # keeps no reference to the batches
+    finally:
+        stopped.set()
+        permits.release()
+        thread.join(JOIN_SECONDS)  # not for a batch that takes long
