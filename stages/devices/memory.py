@@ -15,26 +15,11 @@ from stages.contracts.text import format_megabytes
 from stages.devices.compute_settings import is_accelerator
 
 EXHAUSTED = re.compile(r"_STATUS_\w*ALLOC|out of memory")
+"""Part of the messages for exhausted memory that are not of a `torch.OutOfMemoryError`, such as cuBLAS's."""
 FAILED = re.compile(r"(CUDA|cuDNN|Triton) [Ee]rror")
 """Beginning of the messages of errors that are not a `torch.AcceleratorError`."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_RETAINED_BYTES = 1 << 30
-
-
-def is_exhaustion(error: BaseException) -> bool:
-    """Return whether *error* reports that the memory of a device is exhausted, also for a library of CUDA."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and EXHAUSTED.search(str(error)) is not None
-    )
-
-
-def is_device_failure(error: BaseException) -> bool:
-    """Return whether *error* is that of a device, which this process then cannot use any more."""
-    return (
-        isinstance(error, RuntimeError)
-        and not is_exhaustion(error)
-        and (isinstance(error, torch.AcceleratorError) or FAILED.match(str(error)) is not None)
-    )
 
 
 @contextmanager
@@ -48,11 +33,12 @@ def report_device_errors(device: torch.device, describe_position: Callable[[], s
     try:
         yield
     except RuntimeError as error:
-        has_failed = is_device_failure(error)
-        if not (has_failed or is_exhaustion(error)):
+        text = str(error)
+        is_exhausted = isinstance(error, torch.OutOfMemoryError) or EXHAUSTED.search(text)
+        if not (is_exhausted or isinstance(error, torch.AcceleratorError) or FAILED.match(text)):
             raise
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        if has_failed:
+        reason = text.partition("\n")[0].partition(". ")[0]
+        if not is_exhausted:
             message = (
                 f"{device} failed after {describe_position()}, the last whose values were read: {reason}. "
                 "Look for a label outside the classes or an index outside a table: run with device: cpu to "
@@ -66,10 +52,9 @@ def report_device_errors(device: torch.device, describe_position: Callable[[], s
                 "precision to bf16"
             )
             traceback.clear_frames(error.__traceback__)
-        del error
     else:
         return
-    if is_accelerator(device) and not has_failed:
+    if is_accelerator(device) and is_exhausted:
         torch.accelerator.empty_cache()
     raise StageError(message)
 
