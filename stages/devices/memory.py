@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,17 +70,12 @@ def _describe_memory(device: torch.device) -> str:
 
 
 @functools.cache
-def retain_freed_memory() -> bool:
-    """Have the process keep freed blocks of up to 1 GiB; return whether the C library supports it.
+def retain_freed_memory() -> None:
+    """Have the process keep freed blocks of up to 1 GiB, if the C library supports it.
 
     glibc does. By default it returns every large tensor to the system and gets the memory back, page by page,
     at the next step. This costs some memory, changes no number, and applies to the process until it exits.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return bool(
-        mallopt
-        and mallopt(M_MMAP_THRESHOLD, MAX_RETAINED_BYTES)
-        and mallopt(M_TRIM_THRESHOLD, MAX_RETAINED_BYTES)
-    )
+    if mallopt is not None and mallopt(M_MMAP_THRESHOLD, MAX_RETAINED_BYTES):
+        mallopt(M_TRIM_THRESHOLD, MAX_RETAINED_BYTES)
