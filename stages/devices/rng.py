@@ -29,10 +29,10 @@ def find_cudnn_dropout(model: nn.Module) -> str | None:
 
     cuDNN's random state belongs to the process, and torch can neither seed nor read it.
     """
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    return next(
-        (type(module).__name__ for module in recurrent if module.dropout and module.num_layers > 1), None
-    )
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+            return type(module).__name__
+    return None
 
 
 def warn_of_cudnn_dropout(model: nn.Module, device: torch.device) -> None:
@@ -138,13 +138,12 @@ def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> 
 
 
 def device_names(devices: Sequence[torch.device]) -> list[str]:
-    """Return the names of the accelerators among *devices*, such as ``cuda:0`` and ``mps``, each once."""
-    names = [
+    """Return the names of the accelerators among *devices*, such as ``cuda:0`` and ``mps``."""
+    return [
         device.type if device.type == "mps" else f"{device.type}:{_index_of(device)}"
         for device in devices
         if is_accelerator(device)
     ]
-    return list(dict.fromkeys(names))
 
 
 def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
@@ -153,19 +152,21 @@ def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tens
     A device without a counterpart is omitted.
     """
     matched: dict[str, Tensor] = {}
-    for kind in dict.fromkeys(name.partition(":")[0] for name in devices):
-        now, then = ([name for name in names if name.startswith(kind)] for names in (devices, saved))
-        matched.update({name: saved[old] for name, old in zip(now, then, strict=False)})
+    unmatched = dict(saved)
+    for name in devices:
+        kind = name.partition(":")[0]
+        counterpart = next((other for other in unmatched if other.startswith(kind)), None)
+        if counterpart is not None:
+            matched[name] = unmatched.pop(counterpart)
     return matched
 
 
 def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
     """Return a warning if *saved* is not the random state of exactly *devices*."""
-    then = list(saved)
-    if then == list(devices):
+    if list(saved) == list(devices):
         return None
     return (
-        f"the random state was saved for {', '.join(then) or 'the CPU only'}, and this run uses "
+        f"the random state was saved for {', '.join(saved) or 'the CPU only'}, and this run uses "
         f"{', '.join(devices) or 'the CPU only'}: random numbers may differ from those of an uninterrupted "
         "run. Resume on the same devices"
     )
