@@ -49,9 +49,8 @@ def find_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise BuilderError(f"unknown device {str(name)!r}: use one of this machine: {names}") from error
-    present = map(torch.device, available)
-    indices = [entry.index or 0 for entry in present if entry.type == device.type]
-    if not indices or (device.type != "cpu" and (device.index or 0) not in indices):
+    present = [(entry.type, entry.index or 0) for entry in map(torch.device, available)]
+    if device.type != "cpu" and (device.type, device.index or 0) not in present:
         raise BuilderError(f"this machine has no device {str(name)!r}: use one of {names}")
     return device
 
@@ -117,7 +116,7 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
             _set_float32_precision(stack, "tf32" if settings.precision == "tf32" else "ieee")
         if settings.deterministic:
             _set_deterministic(stack)
-        if is_accelerator(device) and device.index is not None:
+        if is_accelerator(device):
             stack.enter_context(torch.accelerator.device_index(device.index))
         yield
 
@@ -138,8 +137,7 @@ def _set_float32_precision(stack: ExitStack, precision: str) -> None:
 
 
 def _set_deterministic(stack: ExitStack) -> None:
-    mode = torch.get_deterministic_debug_mode()
-    stack.callback(torch.set_deterministic_debug_mode, mode)
+    stack.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
     torch.use_deterministic_algorithms(mode=True)
     _set_for_block(stack, torch.backends.cudnn, "benchmark", value=False)
     # the fill is one more kernel per empty tensor, and no operation of a step reads such memory
@@ -159,7 +157,7 @@ def prepare_portable() -> None:
 
 def find_obstacle() -> str | None:
     """Return the reason for which this machine cannot run portably; None if it can."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() != "x86_64":
         return f"the architecture is {platform.machine()}, not x86-64"
     flags = _cpu_flags()
     missing = [name for name in CPU_FEATURES if name not in flags]
@@ -195,11 +193,9 @@ def _set_portable(stack: ExitStack, device: torch.device) -> None:
 
 
 def _cpu_flags() -> set[str]:
-    """Return the features of the first CPU, as Linux names them; empty if they cannot be read."""
+    """Return the words of Linux's description of the CPUs, such as ``avx2``; none if it cannot be read."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("flags"):
-                return set(line.partition(":")[2].split())
+        return set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
     return set()
 
 
