@@ -42,8 +42,7 @@ class CompileOptions:
 
     def compiler(self) -> Compiler:
         """Return the function that compiles a call."""
-        mode = None if self.mode == "default" else self.mode
-        return partial(torch.compile, dynamic=False, mode=mode, backend=self.backend)
+        return partial(torch.compile, dynamic=False, mode=self.mode, backend=self.backend)
 
 
 class CompiledShapes:
@@ -159,7 +158,7 @@ def apply_gradient_checkpointing(model: nn.Module) -> None:
     for child in model.children():
         if type(child).forward is nn.Module.forward:  # a container, which is never called
             apply_gradient_checkpointing(child)
-        elif any(True for _ in child.parameters()):
+        elif list(child.parameters()):
             child.forward = partial(
                 checkpoint, child.forward, use_reentrant=False, context_fn=partial(_contexts, child)
             )
