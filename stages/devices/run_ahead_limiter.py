@@ -27,7 +27,7 @@ class RunAheadLimiter:
         self._clock = clock
         self._events: deque[tuple[torch.Event, int]] = deque()
         """The marks that were not waited for, each with its number of steps."""
-        self._unmarked = self._marked = 0
+        self._unmarked = 0
         self._limit = self._group = 1
         self._last_seconds = clock()
 
@@ -46,11 +46,11 @@ class RunAheadLimiter:
         event = self._new_event()
         event.record()
         self._events.append((event, self._unmarked))
-        self._marked, self._unmarked = self._marked + self._unmarked, 0
-        while self._marked > self._limit - self._group + 1:  # the next group is not marked at once
+        self._unmarked = 0
+        # the next group is not marked at once
+        while sum(steps for _, steps in self._events) > self._limit - self._group + 1:
             event, steps = self._events.popleft()
             event.synchronize()
-            self._marked -= steps
             self._adapt(steps)
 
     def _adapt(self, steps: int) -> None:
