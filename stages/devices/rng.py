@@ -120,11 +120,10 @@ def _set_host_state(state: tuple[Tensor, Any, Any]) -> None:
     np.random.set_state(numpy)
 
 
-def host_generator_states(device: torch.device) -> tuple[Any, ...]:
-    """Return the states of the global generators on the host that *device* does not draw from, to compare."""
+def host_generator_states() -> tuple[Any, ...]:
+    """Return the states of the global generators on the host, to compare them."""
     generator, python, (name, key, *numbers) = _host_state()
-    device_states = () if device.type == "cpu" else (generator.numpy().tobytes(),)
-    return (*device_states, python, name, key.tobytes(), *numbers)
+    return (generator.numpy().tobytes(), python, name, key.tobytes(), *numbers)
 
 
 def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:

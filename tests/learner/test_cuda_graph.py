@@ -24,6 +24,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput, is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.devices.rng import host_generator_states
 from stages.learner import FrozenNorms, LearnerBuilder, Unfreeze, metering
 from stages.learner.steps import capture_conditions, cuda_graph, rank_values, step_strategies
 from stages.learner.steps.capture_conditions import describe_batch, leaves_of
@@ -239,6 +240,9 @@ def capture(monkeypatch):
         if device == "cpu":
             monkeypatch.setattr(rank_values, "ASYNCHRONOUS_DEVICES", (device,))
             monkeypatch.setattr(torch, "Event", HostEvent)
+            # the first of the generators is that of this device
+            monkeypatch.setattr(cuda_graph, "host_generator_states", lambda: host_generator_states()[1:])
+        monkeypatch.setattr(cuda_graph, "RATE_DTYPE", torch.float64)  # which the kernels on a CPU read
         monkeypatch.setattr(cuda_graph, "CudaCapturer", RepeatedCalls)
         monkeypatch.setattr(RepeatedCalls, "replays", 0)
         monkeypatch.setattr(RepeatedCalls, "error", error)

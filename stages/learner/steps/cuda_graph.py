@@ -43,6 +43,8 @@ WARM_UP_STEPS = 3
 """Eager steps on batches of one shape before a capture; they initialize libraries and the optimizer."""
 MIN_REPLAYS = 64
 """The number of launches that makes up for a capture."""
+RATE_DTYPE = torch.float32
+"""The type in which the kernels on a CUDA device read a rate."""
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +138,7 @@ class CudaGraphStep(PlainStep):
         if not self._warms_up:
             return super().compute(batch)
         self._capture.warm_ups += 1
-        self._capture.model, generators = describe_model(self._model), host_generator_states(self._device)
+        self._capture.model, generators = describe_model(self._model), host_generator_states()
         with self._capturer.side_stream():
             step = super().compute(batch)
         if self._capture.warm_ups == WARM_UP_STEPS:
@@ -222,7 +224,7 @@ class CudaGraphStep(PlainStep):
         name = f"{type(self._model).__name__}.train_step"
         if changed:
             self._refuse(f"{name} sets {changed[0]}")
-        elif generators != host_generator_states(self._device):
+        elif generators != host_generator_states():
             self._refuse(f"{name} draws random numbers on the host")
         elif (log_of_pass := current_log.get()) is not None and log_of_pass.is_used:
             self._refuse(f"{name} logs numbers or samples")
@@ -241,8 +243,7 @@ class CudaGraphStep(PlainStep):
         if not capture.inputs:
             capture.batch = _clone(batch)
             capture.inputs = [*_tensors_of(capture.batch)]
-            dtype = torch.float32 if self._device.type == "cuda" else torch.float64  # what the kernels read
-            capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
+            capture.rates = [torch.zeros((), dtype=RATE_DTYPE, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
         stable = {
             name: metric
