@@ -245,6 +245,9 @@ class CudaGraphStep(PlainStep):
             capture.inputs = [*_tensors_of(capture.batch)]
             capture.rates = [torch.zeros((), dtype=RATE_DTYPE, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
+            row = len(self._guard.names) + 1
+            widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
+            capture.ring = ResultRing(self._device, self._slots, widths)
         stable = {
             name: metric
             for name, metric in self._metrics.items()
@@ -261,10 +264,6 @@ class CudaGraphStep(PlainStep):
 
     def _try_capture(self, metrics: Mapping[str, Any]) -> str:
         """Capture the step with *metrics*; return the reason for which that failed, or an empty string."""
-        if not self._capture.graphs:
-            row = len(self._guard.names) + 1
-            widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
-            self._capture.ring = ResultRing(self._device, self._slots, widths)
         clear_gradients(self._model)  # so that the graph can use their memory
         try:
             run = partial(self._run, metrics, ends=self._ends)
