@@ -138,8 +138,8 @@ def _is_wrapper(module: Any) -> bool:
 
 def _parts(wrapper: Any) -> tuple[Any, Compiler]:
     """Return the module that *wrapper* holds and its compiler."""
-    children = vars(wrapper).get("_modules", {})
-    module, compiler = children.get(MODEL), vars(wrapper).get(COMPILER)
+    module = wrapper._modules.get(MODEL)  # noqa: SLF001  no public way to read it
+    compiler = vars(wrapper).get(COMPILER)
     if not (isinstance(module, nn.Module) and callable(compiler) and hasattr(module, COMPILED_CALL)):
         raise BuilderError(
             "the installed torch wraps compiled modules in an unknown way: call model.compile() and pass "
