@@ -6,6 +6,7 @@ model, nor the update, nor a metric that is measured in the graph may depend on 
 * A ``train_step`` that sets an attribute of the model, also a tensor, or draws random numbers on the host, is
   not captured; nor is one that waits for the device. One that depends on something else that changes, such as
   the clock, is not recognized: call ``step("eager")``.
+* A batch is captured if all of its tensors are dense and on the device.
 * If a model, the optimizer or its options change later, by whatever code, the step is captured again.
 * A metric is measured in the graph if its ``measure`` is annotated with ``-> Mean`` and does not wait for the
   device. Other metrics measure a copy of the output, unless their ``reads_output`` is False.

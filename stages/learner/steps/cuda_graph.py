@@ -127,8 +127,9 @@ class CudaGraphStep(PlainStep):
             if self._capture.graphs and self._capture.model != describe_model(self._model):
                 self._restart("the model changes between epochs")
             yield
-        has_graphs = self._is_eager or self._capture.graphs
-        if not has_graphs and self._eager_steps > MIN_REPLAYS * self._window.length:
+        if self._is_eager or self._capture.graphs:
+            return
+        if self._eager_steps > MIN_REPLAYS * self._window.length:
             self._refuse("too few batches have the same shape")
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
@@ -148,10 +149,11 @@ class CudaGraphStep(PlainStep):
     def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model eagerly."""
         super()._update(gradients, rate, epoch=epoch, iteration=iteration)
-        if not self._capture.graphs and self._capture.warm_ups == WARM_UP_STEPS:
-            self._capture.present = [gradient is not None for gradient in gradients]
-            self._capture.options = self._state.constant_options
-            self._capture.totals = Totals(gradients, self.weight) if self._is_sum else None
+        capture = self._capture
+        if not capture.graphs and capture.warm_ups == WARM_UP_STEPS:
+            capture.present = [gradient is not None for gradient in gradients]
+            capture.options = self._state.constant_options
+            capture.totals = Totals(gradients, self.weight) if self._is_sum else None
 
     def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:
         """Run the step on *batch* by a launch of its graph, or eagerly."""
@@ -164,16 +166,16 @@ class CudaGraphStep(PlainStep):
         self._warms_up = False
         if self._is_eager or not self._is_usual(describe_batch(batch)):
             return False
-        if not self._capture.present:
-            self._warms_up = self._capture.warm_ups < WARM_UP_STEPS
+        capture = self._capture
+        if not capture.present:
+            self._warms_up = capture.warm_ups < WARM_UP_STEPS
             return False
-        if self._state.is_changed or self._capture.options != self._state.constant_options:
+        if self._state.is_changed or capture.options != self._state.constant_options:
             self._restart("the optimizer or an option of it, besides the rate, changes in training")
             return False
-        totals = self._capture.totals
-        if totals is not None and not self._window.holds(totals):
+        if capture.totals is not None and not self._window.holds(capture.totals):
             return False
-        return self._ends in self._capture.graphs or self._capture_step(batch)
+        return self._ends in capture.graphs or self._capture_step(batch)
 
     def _replay(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult:
         """Run the step on *batch*, with the update if the window is full, by a launch of its graph."""
@@ -242,7 +244,7 @@ class CudaGraphStep(PlainStep):
         capture = self._capture
         if not capture.inputs:
             capture.batch = _clone(batch)
-            capture.inputs = [*_tensors_of(capture.batch)]
+            capture.inputs = _tensors_of(capture.batch)
             capture.rates = [torch.zeros((), dtype=RATE_DTYPE, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
             row = len(self._guard.names) + 1
@@ -375,7 +377,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _tensors_of(batch: Any) -> Sequence[Tensor]:
+def _tensors_of(batch: Any) -> list[Tensor]:
     if isinstance(batch, DeferredBatch):
         return [batch.indices]
     return [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
