@@ -73,6 +73,18 @@ def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any],
     return batch
 
 
+def list_parts(batch: Any, is_part: Callable[[Any], bool]) -> list[Any]:
+    """Return the parts of *batch* to which `transform` applies a change, in order."""
+    parts: list[Any] = []
+
+    def note(part: Any) -> Any:
+        parts.append(part)
+        return part
+
+    transform(batch, note, is_part)
+    return parts
+
+
 def share_of(samples: int, rank: int, size: int) -> slice:
     """Return the part of *samples* samples that *rank* of *size* ranks takes.
 

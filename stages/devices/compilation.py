@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.fields import COMPILE_MODES
 from stages.contracts.history import Split
+from stages.contracts.placement import list_parts
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class CompiledShapes:
 
     def context(self, split: Split, batch: Any) -> AbstractContextManager[object]:
         """Return the context for a step on *batch* of *split*."""
-        shapes = [list(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        tensors = list_parts(batch, lambda part: isinstance(part, Tensor))
+        shapes = [list(tensor.shape) for tensor in tensors]
         if shapes == self.first.setdefault(split.value, shapes):
             return nullcontext()
         context: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")

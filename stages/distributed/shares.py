@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.placement import has_to, is_named_tuple, share_of, transform
+from stages.contracts.placement import has_to, is_named_tuple, list_parts, share_of, transform
 
 
 class Share(NamedTuple):
@@ -56,14 +56,7 @@ def _count_samples(batch: Any) -> int:
 
 def _find_tensors(batch: Any) -> list[Any]:
     """Return the tensors in *batch*, and other objects with ``to``."""
-    tensors: list[Any] = []
-
-    def note(part: Any) -> Any:
-        tensors.append(part)
-        return part
-
-    transform(batch, note, _is_tensor)
-    return tensors
+    return list_parts(batch, _is_tensor)
 
 
 def _take(batch: Any, part: slice, samples: int) -> Any:

@@ -1,5 +1,9 @@
 """A model that torch compiles trains compiled, and its files are those of the plain model."""
 
+from collections import UserDict
+from contextlib import nullcontext
+from dataclasses import dataclass
+
 import pytest
 import torch
 from long_tests import long
@@ -8,6 +12,8 @@ from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.devices.compilation import CompiledShapes
 from stages.learner import EvaluatorBuilder, LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
@@ -223,3 +229,30 @@ def test_inductor_changes_the_loss_by_less_than_a_millionth(tmp_path):
     # a bias before a batch norm has gradients of rounding errors, which Adam enlarges: a validation shows it
     values = [each.history.value(3, "train", "Loss") for each in (compiled, plain_run)]
     assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+@dataclass(frozen=True)
+class Pair:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        torch.zeros,
+        lambda size: ([torch.zeros(size)], torch.zeros(size)),
+        lambda size: {"inputs": torch.zeros(size), "name": "train"},
+        lambda size: UserDict(inputs=torch.zeros(size)),
+        lambda size: Pair(torch.zeros(size), torch.zeros(size)),
+    ],
+    ids=["tensor", "tuple", "dict", "mapping of a tokenizer", "dataclass"],
+)
+def test_batch_of_another_shape_than_the_first_runs_eagerly(build):
+    shapes = CompiledShapes()
+
+    def is_compiled(size):
+        with (context := shapes.context(Split.TRAIN, build(size))):
+            return isinstance(context, nullcontext)
+
+    assert [*map(is_compiled, (8, 8, 3, 8))] == [True, True, False, True]
