@@ -268,7 +268,7 @@ def test_run_completes_if_its_server_goes_away_and_a_later_one_reports_it(worksp
 
 @pytest.mark.long  # the tests before
 @pytest.mark.parametrize(("fault", "phase"), PAIRS)
-def test_run_continues_without_a_record_after_one_warning_and_the_next_one_reports_it(
+def test_run_continues_without_a_record_after_a_warning_and_the_next_one_reports_it(
     finished, server, proxy, fault, phase
 ):
     before = finished.files("dvc.lock", "artifacts", ".dvc/cache")
@@ -278,21 +278,38 @@ def test_run_continues_without_a_record_after_one_warning_and_the_next_one_repor
 
     assert run.code == 0, run.text
     assert run.text.splitlines().count("save-model: unchanged") == 1
-    assert run.text.lower().count("warning") == (fault != "delay"), run.text
+    # a server that cuts its responses passes the probe, so the page and the end have a warning each
+    most = {"delay": 0, "truncate": 2}.get(fault, 1)
+    assert (fault != "delay") <= run.text.lower().count("warning") <= most, run.text
     assert "Traceback" not in run.text
     assert finished.files("dvc.lock", "artifacts", ".dvc/cache") == before
     assert not list((finished.folder / ".runs").glob("**/*.part"))
 
     proxy.recover()
-    unreported = notes_of(finished)
+    noted = {note: json.loads(note.read_text()) for note in list_notes(finished)}
     finished.call("run", PREFECT_API_URL=proxy.address).ok()
     assert notes_of(finished) == []
-    assert all(Api(server).has_ended(run) for run in unreported)
+    api = Api(server)
+    for note, content in noted.items():
+        runs = runs_of_key(api, content["key"]) if "key" in content else [note.stem]
+        assert all(api.has_ended(run) for run in runs)
+
+
+def list_notes(project):
+    """Return the notes of the flow runs that *project* has not reported."""
+    return list((project.folder / ".runs/flow-runs").glob("*.json"))
 
 
 def notes_of(project):
-    """Return the ids of the flow runs that *project* has not reported."""
-    return [path.stem for path in (project.folder / ".runs/flow-runs").glob("*.json")]
+    """Return the ids of these flow runs, and the keys of those whose response has not arrived."""
+    return [note.stem for note in list_notes(project)]
+
+
+def runs_of_key(api, key):
+    """Return the ids of the flow runs that the server has created for the idempotency *key*."""
+    return [
+        run["id"] for run in api.post("flow_runs/filter", {"flow_runs": {"idempotency_key": {"any_": [key]}}})
+    ]
 
 
 def create_run(api, state, **options):
