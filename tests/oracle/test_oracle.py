@@ -1,7 +1,11 @@
-"""Runs of random configurations equal a plain loop in float64: a few, and 300 with ``make long``."""
+"""Runs of random configurations equal a plain loop in float64: a few, and 300 with ``make long``.
+
+Projects with random params keep their promises, with ``make long``; the other tests try one option at a time.
+"""
 
 import oracle
 import pytest
+import random_params
 from long_tests import long
 
 
@@ -11,3 +15,9 @@ from long_tests import long
 )
 def test_random_runs_are_those_of_a_plain_loop(first, count, ranks, tmp_path):
     assert oracle.compare(list(range(first, first + count)), str(tmp_path), ranks) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 25))
+def test_projects_with_random_params_keep_their_promises(seed, project, tmp_path):
+    assert random_params.try_params(seed, project, tmp_path) == []

@@ -1,0 +1,268 @@
+"""Random params of a project, and what must hold for each of them.
+
+    python tests/oracle/random_params.py --count 100 --seed 1
+
+`learner check` accepts what `learner run` completes, and nothing else. A run that is killed and started again
+has the files of one that is not. `learner evaluate` measures what the history of the run has, and `learner
+predict`, the run of a finished project and `learner status` end without an error. The params of a seed are a
+function of it; `make long` tries some. A program is needed for each, so this takes five seconds a seed.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+
+from forked_programs import start_server, stop_server
+from templates import short
+
+from stages.devices import prepare_portable
+
+TOLERANCE = 1e-4
+ADAM = {"kind": "adam"}
+OPTIMIZERS = (
+    ADAM,
+    {"kind": "adamw", "weight_decay": 0.1},
+    {"kind": "sgd", "momentum": 0.9},
+    {"kind": "rmsprop"},
+    {"kind": "adagrad"},
+    {"kind": "adan"},
+    {"kind": "lion"},
+    {"kind": "lamb"},
+    {"kind": "muon"},
+    {"kind": "lbfgs"},
+)
+UNPORTABLE = ("rmsprop", "adagrad")
+CLIPPING = (
+    {"kind": "value", "value": 0.5},
+    {"kind": "norm", "max_norm": 0.5},
+    {"kind": "global_norm", "max_norm": 0.5},
+)
+HALVES = {"kind": "exponential", "gamma": 0.9}, {"kind": "constant", "initial": 1.0}
+SCHEDULES = (
+    {"kind": "constant"},
+    {"kind": "linear", "final": 1e-5, "num_iters": "100 %"},
+    {"kind": "cosine", "num_iters": 7},
+    {"kind": "exponential", "gamma": 0.9},
+    {"kind": "step", "step_size": "50 %", "gamma": 0.5},
+)
+OTHER_SCHEDULES = (
+    {"kind": "noam", "warmup_steps": 4, "model_size": 16},
+    {"kind": "sequential", "schedulers": [*HALVES], "milestones": [3]},
+    {"kind": "composed", "schedulers": [*HALVES]},
+    {"kind": "one_cycle", "per": "batch", "max_lr": 0.01, "total_steps": 500},
+    {"kind": "multi_step", "per": "epoch", "milestones": [2]},
+    {"kind": "reduce_on_plateau", "patience": 0},
+)
+OF_CLASSES = ("accuracy", {"kind": "top_k", "k": 2}, "auroc", "auc_pr", "f_beta", "matthews", "perplexity")
+OF_NUMBERS = ("mse", "mae")
+AUGMENTATIONS = (
+    {"kind": "random_crop", "padding": 1},
+    {"kind": "horizontal_flip"},
+    {"kind": "random_erasing"},
+    {"kind": "color_jitter", "brightness": 0.2},
+)
+RECORDERS = ("compact", "burnpack", "safetensors", "bin", "pretty_json", "named_mpk")
+INEXACT = ("compact", "pretty_json")
+"""Recorders that round the weights, or their text, so that an evaluation has other digits."""
+
+
+def write_data(r, path):
+    """Write a random data set to *path*, and return the shape of an input, its classes and its splits."""
+    generator = np.random.default_rng(r.randrange(1 << 30))
+    count, classes = r.choice([40, 67, 90]), r.choice([0, 2, 3, 3])
+    shape = r.choice([(1, 8, 8), (3, 8, 8), (6,)]) if classes else (5,)
+    inputs = generator.normal(size=(count, *shape)).astype(np.float32)
+    targets = generator.normal(size=(count, r.choice([1, 2]))).astype(np.float32)
+    if classes:
+        targets = np.arange(count) % classes
+    if len(shape) > 1:
+        inputs = generator.integers(0, 256, (count, *shape)).astype(np.uint8)
+    cut = count // 3
+    has_splits = r.random() < 0.35
+    arrays = {"inputs": inputs, "targets": targets}
+    if has_splits:
+        arrays = {"x_train": inputs[cut:], "y_train": targets[cut:]}
+        arrays |= {"x_test": inputs[:cut], "y_test": targets[:cut]}
+    np.savez(path, **arrays)
+    np.save(path.parent / "new.npy", inputs[:cut])
+    return shape, classes, has_splits
+
+
+def draw(r, shape, classes, *, has_splits):
+    """Return random params for data of these properties, all but a few of which `learner check` accepts."""
+    may = lambda share, options: options if r.random() < share else {}  # noqa: E731  a word of this function
+    loading = {"source": {"kind": "npz", "path": "data.npz"}, "seed": r.randrange(99)}
+    loading |= may(0.4, {"test_fraction": 0.2}) | may(0.2, {"stratify": False})
+    if not has_splits:
+        loading |= r.choice([{"valid_fraction": 0.25}, {"valid_fraction": 0.0}, {"folds": 3, "fold": 3}])
+    kind, per = r.choice(["mean_std", "min_max", "none"]), r.choice(["dataset", "channel"])
+    loading |= may(0.4, {"normalization": {"kind": kind, "per": per}})
+    has_valid = loading.get("valid_fraction") != 0.0
+
+    optimizer = r.choice(OPTIMIZERS) | {"learning_rate": 0.01} | may(0.3, {"clipping": r.choice(CLIPPING)})
+    schedule = r.choice(OTHER_SCHEDULES)
+    if r.random() < 0.6:
+        schedule = r.choice(SCHEDULES) | may(0.3, {"warmup": r.choice([3, "10 %"])})
+        schedule |= may(0.3, {"per": r.choice(["epoch", "update"])})
+    model = {"kind": "mlp" if classes else "mlp_regressor", "hidden_sizes": r.choice([[8], [4, 4]])}
+    model |= may(0.3, {"dropout": 0.3})
+    if len(shape) > 1 and r.random() < 0.5:
+        model = {"kind": "cnn", "hidden_size": 8, "channels": [2, 3], "pool_size": 2}
+    building = {"seed": r.randrange(99), "model": model, "optimizer": optimizer, "schedule": schedule}
+    building |= may(0.2, {"parameter_groups": [{"match": "bias", "learning_rate": 0.003}]})
+    building |= may(0.15, {"freeze": ["weight"]})
+    if classes:
+        building |= may(0.25, {"label_smoothing": 0.1}) | may(0.25, {"class_weights": "balanced"})
+
+    measured = r.sample(OF_CLASSES, 3) if classes else [*OF_NUMBERS]
+    fit = {
+        "num_epochs": r.choice([2, 3, 4]),
+        "batch_size": r.choice([7, 8, 16, 33]),
+        "num_workers": r.choice([0, 0, 0, 1]),
+        "seed": r.randrange(99),
+        "device": r.choice(["cpu", "cpu", "cpu", ["cpu", "cpu"]]),
+        "num_threads": 1,
+        "metrics": ["loss", *measured, *may(0.3, ["learning_rate"])],
+    }
+    window = {"batches": r.choice([2, 3]), "reduction": r.choice(["mean", "sum"])}
+    window["leftover"] = r.choice(["flush", "drop", "carry"])
+    fit |= may(0.3, {"grads_accumulation": window})
+    fit |= may(
+        0.3, {"averaging": r.choice([{"kind": "ema", "decay": 0.9}, {"kind": "swa", "start_epoch": 2}])}
+    )
+    fit |= may(0.25, {"limit_batches": r.choice([2, {"train": 3}, {"valid": 1}])})
+    fit |= may(0.12, {"overfit_batches": r.choice([1, 2])})
+    fit |= may(0.25, {"validate_every": 2}) | may(0.2, {"sanity_check": 2})
+    fit |= may(0.2, {"fast_path": "off"}) | may(0.15, {"gradient_checkpointing": True})
+    fit |= may(0.2, {"non_finite": {"kind": "skip", "limit": 3}})
+    fit |= may(0.15, {"precision": r.choice(["bf16", "fp16"])})
+    if "precision" not in fit and optimizer["kind"] not in UNPORTABLE:
+        fit |= may(0.2, {"portable": True})
+    stopping = {"metric": "Loss", "n_epochs": 1, "split": "valid" if has_valid else "train"}
+    fit |= may(0.25, {"early_stopping": stopping})
+    fit |= may(0.25, {"recorder": r.choice(RECORDERS)}) | may(0.12, {"burn": r.choice(["0.21", "0.22"])})
+    fit |= may(0.4, {"checkpoint_every_steps": r.choice([1, 2, 5])})
+    fit |= may(0.15, {"loggers": [r.choice(["tsv", "tensorboard", "json_lines"])]})
+    if len(shape) > 1:
+        fit |= may(0.35, {"augment": r.sample(AUGMENTATIONS, 2)})
+
+    exports = r.choice([[], [], ["safetensors"], ["burnpack", "model_card"], ["pt2"], ["onnx"]])
+    saving = {"exports": exports, "epoch": r.choice(["last", "best"] if has_valid else ["last"])}
+    saving |= may(0.2, {"weights": "raw"})
+    if exports in (["pt2"], ["onnx"]):
+        saving |= may(0.4, {"preprocess": True})
+    return {"load_data": loading, "build_learner": building, "fit": fit, "save_model": saving}
+
+
+def try_params(seed, template, folder):
+    """Return what is wrong with the params of *seed* in copies of *template* in *folder*, if anything."""
+    r = random.Random(seed)  # noqa: S311
+    project = template.copied_to(folder / "whole")
+    shape, classes, has_splits = write_data(r, project.folder / "data.npz")
+    params = draw(r, shape, classes, has_splits=has_splits)
+    (project.folder / "params.yaml").write_text(json.dumps(params))  # which is YAML too
+    project.add_deps()
+    killed = project.copied_to(folder / "killed")
+
+    checked, begun = project.call("check"), time.monotonic()
+    ran = project.call("run")
+    seconds = time.monotonic() - begun
+    if checked.code or ran.code:
+        is_same = (checked.code == 0) == (ran.code == 0) and "Traceback" not in checked.text + ran.text
+        return [] if is_same else [f"check {checked.code}, run {ran.code}: {checked.err}{ran.err}", params]
+    problems = kill_and_run(r, project, killed, seconds, folder / "log")
+    for split in ("train", "valid") if read_metrics(project).get("valid") else ("train",):
+        problems += evaluate(project, split, params)
+    for command in (("predict", "new.npy", "--out", "predictions.csv"), ("run",), ("status",)):
+        done = project.call(*command)
+        if done.code or "Traceback" in done.text:
+            problems.append(f"learner {command[0]}: {done.text}")
+    return [*problems, params] if problems else []
+
+
+def kill_and_run(r, project, killed, seconds, log):
+    """Return how *killed*, which is killed and run again, differs from *project*, which took *seconds*."""
+    for _ in range(r.choice([1, 2])):
+        program = killed.start_fork("pipeline", "run", log=log)
+        time.sleep(seconds * r.uniform(0.2, 0.9))
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+    again = killed.call("run")
+    if again.code:
+        return [f"run again after a kill: {again.text}"]
+    outputs = "artifacts", "data", "dvc.lock"
+    first, second = project.files(*outputs), killed.files(*outputs)
+    different = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
+    return [f"other files after a kill: {different}"] if different else []
+
+
+def evaluate(project, split, params):
+    """Return how the evaluation of *split* differs from the last values of the run, where it has the same."""
+    done = project.call("evaluate", "--source", split, "--json")
+    if done.code or "Traceback" in done.text:
+        return [f"evaluate {split}: {done.text}"]
+    fit, saving = params["fit"], params["save_model"]
+    is_other = {"limit_batches", "overfit_batches", "precision", "early_stopping"} & fit.keys()
+    is_other = is_other or saving["epoch"] != "last" or "weights" in saving or fit.get("recorder") in INEXACT
+    if split == "train" or is_other or fit["num_epochs"] % fit.get("validate_every", 1):
+        return []
+    recorded = read_metrics(project)["valid"]
+    values = json.loads(done.out)["data"]["metrics"]
+    different = {
+        name: (value, recorded.get(name))
+        for name, value in values.items()
+        if not is_close(value, recorded.get(name, math.inf))
+    }
+    return [f"evaluate {split}: {different}"] if different else []
+
+
+def is_close(value, other):
+    """Return whether two values of a metric, which may be NaN, are equal up to rounding."""
+    return (math.isnan(value) and math.isnan(other)) or math.isclose(
+        value, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE
+    )
+
+
+def read_metrics(project):
+    """Return the content of metrics.json."""
+    return json.loads((project.folder / "artifacts/metrics.json").read_text())
+
+
+def main():
+    """Try as many seeds as asked for, and print what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=100, help="number of seeds; default 100")
+    parser.add_argument("--seed", type=int, default=1, help="the first one; default 1")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    prepare_portable()  # forks inherit it
+    start_server()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name, "prefect")
+        home.mkdir()
+        template = short(Path(name, "template"), home)
+        for seed in range(options.seed, options.seed + options.count):
+            with tempfile.TemporaryDirectory(dir=name) as folder:
+                if problems := try_params(seed, template, Path(folder)):
+                    wrong += 1
+                    print(seed, *problems, sep="\n", flush=True)  # noqa: T201
+    stop_server()
+    print(f"{options.count} params, {wrong} with a problem")  # noqa: T201
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
