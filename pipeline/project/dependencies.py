@@ -27,12 +27,12 @@ from pipeline.project.imports import (
     PACKAGE,
     find_imports,
     find_module,
+    find_named_files,
     has_code,
     is_of_project,
     list_import_folders,
     list_methods,
 )
-from pipeline.project.named_files import find_named_files
 from pipeline.project.params import PARAMS, Params
 from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads

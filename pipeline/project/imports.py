@@ -1,15 +1,17 @@
-"""The modules of a project that a file imports, which are found by reading the code and not by running it.
+"""The modules that a file imports and the files that it names, found without running its code.
 
 A module of a project is a file below its folder that is neither installed nor part of ``stages`` or
 ``pipeline``: these have a VERSION, or their content is a dependency (see `pipeline.project.versions`).
 """
 
 import ast
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +25,8 @@ PACKAGE = "__init__.py"
 FALSE_IN_IMPORTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
 """Conditions that are false in a module that is imported."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
+MAX_TEXT = 255
+"""Characters of a text that may be the name of a file."""
 
 
 @dataclass(frozen=True)
@@ -187,3 +191,47 @@ def _follow(names: list[str], folder: Path) -> tuple[list[Path], Path | None]:
             return files, None
         folder = package
     return files, folder
+
+
+def find_named_files(modules: Iterable[Path], root: Path) -> dict[Path, Path]:
+    """Return the files that *modules* of the project *root* name, and folders of it, each with its module.
+
+    A name is a text or, for a file, a word of one with a dot or a slash. It is relative to *root*, to the
+    folder of the module, or to a folder that another text names. A text without a slash names no folder, as
+    in ``batch["data"]``: other programs open files below it at any time.
+    """
+    named: dict[Path, Path] = {}
+    for module in modules:
+        texts = read_source(root / module, _parse_texts)
+        bases = [root, (root / module).parent]
+        found = _find(bases, texts)
+        folders = {path: text for path, text in found.items() if path.is_dir() and root in path.parents}
+        words = [word for text in texts for word in text.split() if "." in word or os.sep in word]
+        found |= _find(bases, words) | _find(folders, [*texts, *words])
+        named |= {path: module for path in found if path.is_file()}
+        named |= {path: module for path, text in folders.items() if os.sep in text.rstrip(os.sep)}
+    return named
+
+
+def _find(bases: Iterable[Path], texts: Iterable[str]) -> dict[Path, str]:
+    """Return the text that names each path below one of *bases* that exists."""
+    found = {}
+    for base, text in product(bases, dict.fromkeys(texts)):
+        path = os.path.normpath(os.path.join(base, text))  # noqa: PTH118  any text
+        if os.path.exists(path):  # noqa: PTH110  ten times as fast
+            found[Path(path)] = text
+    return found
+
+
+@lru_cache(maxsize=256)
+def _parse_texts(source: bytes) -> list[str]:
+    """Return the texts in *source* that may be the name of a file; those of ``f"{folder}/name"`` too.
+
+    Docstrings, and other texts that are statements, are left out.
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    unused = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    values = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in unused]
+    texts = [value for value in values if isinstance(value, str) and 0 < len(value) <= MAX_TEXT]
+    texts += [text.lstrip("/") for text in texts if text.startswith("/")]
+    return [text for text in dict.fromkeys(texts) if text and "\0" not in text]

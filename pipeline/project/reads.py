@@ -2,8 +2,9 @@
 
 An audit hook receives each file that Python opens, and the stack has the module that opens it. What a module
 loads when it is imported belongs to every later stage of this process that uses the module; what a function
-reads belongs to the stage that calls it. Files that are opened without Python are recorded by
-`pipeline.project.named_files`.
+reads belongs to the stage that calls it. The kernel reports the other files: those that native code opens, as
+safetensors, Arrow, tokenizers and programs do, and those of a spawned process. It does not report who opens
+them, so only files count that the code names.
 
 Only the user's code counts, and that is the code which is a dependency by content: the modules of the
 project, and the shipped sources and models. The other parts of this package have a VERSION.
@@ -13,22 +14,25 @@ its code was edited since. Contents are compared, and not times: a file may have
 clock may be set.
 """
 
+import ctypes
 import functools
 import inspect
 import os
+import struct
 import sys
 import sysconfig
 import tempfile
+import termios
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from fcntl import ioctl
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import stages
 from pipeline.project.imports import INSTALLED, METADATA, is_of_project
-from pipeline.project.named_files import OpenWatch
 from stages.system.files import sha256
 
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -56,6 +60,55 @@ IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 MODULE_SUFFIXES = (".py", ".pyc")
 MAX_FILES = 10_000
 """Most files that are noted in a stage; a folder of more is reported by those."""
+IN_OPEN, IN_ISDIR = 0x20, 0x40000000
+EVENT = struct.Struct("iIII")
+"""The watch, the kind, a cookie, and the size of the name that follows."""
+MAX_EVENT_BYTES = 1 << 16
+MAX_FOLDERS = 1_000
+"""Most folders below a named one that are watched."""
+
+
+class OpenWatch:
+    """The opens of some files by any process; none if the kernel permits no more watches."""
+
+    def __init__(self, readers: Mapping[str, str]) -> None:
+        """Watch the paths in *readers*; of a folder, the files at any depth."""
+        self._library = ctypes.CDLL(None)
+        self._handle = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watched: dict[int, tuple[str, str]] = {}
+        for path, reader in readers.items():
+            for place, _ in zip(_list_folders(path), range(MAX_FOLDERS), strict=False):
+                number = self._library.inotify_add_watch(self._handle, os.fsencode(place), IN_OPEN)
+                if number >= 0:
+                    self._watched.setdefault(number, (place, reader))
+
+    def count(self) -> int:
+        """Return the number of bytes that `read` would read."""
+        size = bytearray(4)
+        with suppress(OSError):
+            ioctl(self._handle, termios.FIONREAD, size)
+        return int.from_bytes(size, "little")
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        """Yield each file that was opened since the last call, with its reader."""
+        with suppress(OSError):  # no event has arrived
+            while content := os.read(self._handle, MAX_EVENT_BYTES):
+                yield from self._parse(content)
+
+    def close(self) -> None:
+        """End the watch."""
+        with suppress(OSError):
+            os.close(self._handle)
+
+    def _parse(self, content: bytes) -> Iterator[tuple[str, str]]:
+        start = 0
+        while start < len(content):
+            number, mask, _, size = EVENT.unpack_from(content, start)
+            start += EVENT.size + size
+            name = os.fsdecode(content[start - size : start].rstrip(b"\0"))
+            if number in self._watched and not mask & IN_ISDIR:
+                place, reader = self._watched[number]
+                yield os.path.join(place, name) if name else place, reader  # noqa: PTH118
 
 
 class ReadRecorder:
@@ -252,6 +305,13 @@ def record_reads() -> ReadRecorder:
 
     sys.addaudithook(hook)
     return recorder
+
+
+def _list_folders(path: str) -> Iterator[str]:
+    """Yield *path*, and the folders below it."""
+    yield path
+    for folder, names, _ in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)  # noqa: PTH118
 
 
 def _source_of(path: str) -> str:
