@@ -50,8 +50,7 @@ def check(
         list_imported_parts,
     )
     from pipeline.project.dependencies import find_missing_deps, fix_deps
-    from pipeline.project.params import PARAMS, build_params_error, read_params
-    from pipeline.project.training_check import describe_schedule
+    from pipeline.project.params import PARAMS, build_params_error, describe_schedule, read_params
     from pipeline.project.versions import find_stale_versions
 
     params = read_params()

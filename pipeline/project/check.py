@@ -18,15 +18,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.project.git import find_top
-from pipeline.project.params import PARAMS, Params, build_params_error, read_params
-from pipeline.project.paths import parse_paths
-from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
-from pipeline.project.training_check import (
+from pipeline.project.params import (
+    PARAMS,
+    Params,
     are_metrics_known,
+    build_params_error,
     describe_mistake,
     find_metric_mistakes,
     list_rules,
+    read_params,
 )
+from pipeline.project.paths import parse_paths
+from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages import learner

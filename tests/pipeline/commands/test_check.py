@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.project.check import END, PARAMS, find_late_mistakes, main
 from pipeline.project.dependencies import find_missing_deps
-from pipeline.project.params import read_params
-from pipeline.project.training_check import are_metrics_known
+from pipeline.project.params import are_metrics_known, read_params
 from pipeline.project.yaml_files import read_definition, read_yaml
 
 USER_FILES = {
