@@ -23,7 +23,7 @@ from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_proc
 from pipeline.project.git import find_top, run_git, try_git
 from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import is_below
+from stages.system.files import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
 BACKUP = "learner doctor: before the repair"

@@ -30,9 +30,9 @@ from pipeline.project.snapshot import list_paths, resolve_stages
 from pipeline.project.versions import find_stale_versions
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import is_below
 from stages.contracts.text import join_names
 from stages.runs.verification import Verdict, find_records, verify_path
+from stages.system.files import is_below
 
 MAX_LISTED_FILES = 5
 

@@ -14,11 +14,10 @@ from typing import Any
 from pipeline.project.paths import runs_root
 from pipeline.project.snapshot import Snapshot, list_folder
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import parse_file_list
 from stages.contracts.text import join_names
 from stages.runs.key import differences
 from stages.runs.layout import FOLDERS
-from stages.system.files import read_regular, write_text
+from stages.system.files import parse_file_list, read_regular, write_text
 
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a folder in dvc.lock."""

@@ -27,9 +27,9 @@ from pipeline.project.lockfile import (
 )
 from pipeline.project.paths import read_paths
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import is_below
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 from stages.system.file_lock import open_lock, try_lock
+from stages.system.files import is_below
 from stages.system.processes import module_command
 
 

@@ -20,10 +20,9 @@ from ruamel.yaml.error import YAMLError
 
 from pipeline.project.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import is_md5
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
 from stages.system.file_lock import open_lock, try_lock, wait_for_lock
-from stages.system.files import open_atomic, read_regular
+from stages.system.files import is_md5, open_atomic, read_regular
 
 HEAD = "schema: '2.0'\n"
 """First line of what DVC writes."""

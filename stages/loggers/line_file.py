@@ -8,8 +8,8 @@ from time import monotonic
 from typing import Any, Literal
 
 from stages.contracts.errors import CheckpointError, StageError
-from stages.contracts.file_lists import is_name_below
 from stages.system.file_lock import is_at
+from stages.system.files import is_name_below
 
 
 class LineFile:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.file_lists import is_name_below
 from stages.contracts.history import Split
 from stages.runs.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
-from stages.system.files import UNREADABLE, damage, describe, read_regular
+from stages.system.files import UNREADABLE, damage, describe, is_name_below, read_regular
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""

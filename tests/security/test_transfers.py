@@ -18,7 +18,7 @@ from test_reading import EXIT_CODES
 
 from pipeline.project.revisions.revision import Revision
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import is_md5, is_name_below
+from stages.system.files import is_md5, is_name_below
 
 RESUME = "resume big --epoch 1 --no-run"
 VERIFY = "doctor --deep --timeout 0.01"

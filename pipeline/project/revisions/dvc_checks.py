@@ -32,9 +32,8 @@ from voluptuous import Invalid
 from pipeline.project.lockfile import LOCKFILE
 from pipeline.project.yaml_files import check_aliases, load_yaml
 from stages.contracts.errors import StageError
-from stages.contracts.file_lists import check_file_names, is_below, is_md5, parse_file_list
 from stages.contracts.printing import print_error
-from stages.system.files import md5, read_regular
+from stages.system.files import check_file_names, is_below, is_md5, md5, parse_file_list, read_regular
 from stages.system.patches import Patch, apply_patches
 
 SUPPORTED = "3.18.3"

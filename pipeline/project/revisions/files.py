@@ -29,8 +29,7 @@ from pipeline.project.revisions.names import (
 from pipeline.project.snapshot import interpolate
 from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.file_lists import is_name_below, parse_file_list
-from stages.system.files import read_regular
+from stages.system.files import is_name_below, parse_file_list, read_regular
 
 WORKSPACE = "workspace"
 """The name of the run in the user's own folder, which may not be committed."""
