@@ -17,8 +17,7 @@ from stages import load_model
 from stages.contracts.errors import StageError
 from stages.contracts.outputs import ClassificationOutput
 from stages.data import read_info
-from stages.inference.exports import write_exports
-from stages.inference.model_card import model_card
+from stages.inference.exports import model_card, write_exports
 from stages.inference.programs import TrainedRun, _first_line, _record_arguments, _trace, export_program
 from stages.models import ClassificationStep
 from stages.params.fit_params import FitConfig
