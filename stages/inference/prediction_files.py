@@ -6,19 +6,19 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stages.contracts.errors import ParamsError
 from stages.contracts.plugins import load_extra
-from stages.inference.trained_model import Predictions
 from stages.system.files import open_atomic
+
+if TYPE_CHECKING:
+    from stages.inference.trained_model import Predictions
 
 Rows = list[dict[str, Any]]
 
 
-def write_predictions(path: Path, blocks: Iterator[tuple[Sequence[str], Predictions]]) -> int:
+def write_predictions(path: Path, blocks: "Iterator[tuple[Sequence[str], Predictions]]") -> int:
     """Write a row for each sample of *blocks* to *path*, in the format of its suffix; return their number.
 
     A row has the ``name`` of the sample and, for classes, the ``class`` and the probability of each class as
@@ -40,11 +40,11 @@ def write_predictions(path: Path, blocks: Iterator[tuple[Sequence[str], Predicti
     return count
 
 
-def to_rows(names: Sequence[str], predictions: Predictions) -> Rows:
+def to_rows(names: Sequence[str], predictions: "Predictions") -> Rows:
     """Return a row for each sample; see `write_predictions`."""
     columns: dict[str, Sequence[Any]] = {"name": names}
     if predictions.probabilities is None:
-        values = predictions.outputs.to(torch.float64).reshape(len(names), -1)
+        values = predictions.outputs.double().reshape(len(names), -1)
         width = values.shape[1]
         titles = ["value"] if width == 1 else [f"value {number}" for number in range(width)]
     else:
