@@ -1,6 +1,6 @@
 from .exports import write_exports as write_exports
-from .inputs import InputBlock as InputBlock
-from .inputs import read_inputs as read_inputs
+from .prediction_files import InputBlock as InputBlock
+from .prediction_files import read_inputs as read_inputs
 from .prediction_files import write_predictions as write_predictions
 from .publication import publish_model as publish_model
 from .trained_model import MANIFEST as MANIFEST
