@@ -33,7 +33,7 @@ from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
-from stages.metrics.confusion_matrix import select_cells
+from stages.metrics.classification import select_cells
 from stages.optim.mixed_precision import MixedPrecision
 
 MAX_UNMERGED_BATCHES = 64

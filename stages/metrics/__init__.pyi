@@ -1,9 +1,9 @@
 from .areas import AucPrMetric as AucPrMetric
 from .areas import AurocMetric as AurocMetric
 from .classification import AccuracyMetric as AccuracyMetric
+from .classification import ConfusionMatrix as ConfusionMatrix
 from .classification import HammingScore as HammingScore
 from .classification import TopKAccuracyMetric as TopKAccuracyMetric
-from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .detection import MeanAveragePrecisionMetric as MeanAveragePrecisionMetric
 from .from_torchmetrics import TorchMetric as TorchMetric
 from .metric import BurnMetric as BurnMetric

@@ -11,7 +11,7 @@ from stages.contracts.errors import BuilderError, ParamsError
 from stages.contracts.history import History, Split, Value
 from stages.loggers import FileMetricLogger, PlotPaths, write_curves, write_metrics, write_plots
 from stages.loggers.plots import is_kept
-from stages.metrics.confusion_matrix import select_cells
+from stages.metrics.classification import select_cells
 
 HISTORY = History([Value(1, Split.VALID, "Loss", 0.5)])
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stages.contracts.outputs import ClassificationOutput
-from stages.metrics import ConfusionMatrix, confusion_matrix
-from stages.metrics.confusion_matrix import select_cells
+from stages.metrics import ConfusionMatrix, classification
+from stages.metrics.classification import select_cells
 
 
 def output(logits, targets):
@@ -55,7 +55,7 @@ def test_memory_depends_on_samples_not_classes():
 
 
 def test_equal_pairs_are_merged_while_adding(monkeypatch):
-    monkeypatch.setattr(confusion_matrix, "MAX_UNMERGED_PAIRS", 4)
+    monkeypatch.setattr(classification, "MAX_UNMERGED_PAIRS", 4)
 
     total = reduce(operator.add, [matrix_of([(1, 0), (2, 2), (-100, 0)], 3)] * 50)
 
