@@ -2,6 +2,7 @@
 
 DVC decides whether the stage must run, removes its outputs, reads the run-cache, commits and writes dvc.lock.
 Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pipeline.engine.dvc_patches`).
+The reasons for which a stage is out of date are each file, param and version that differs from dvc.lock.
 """
 
 import logging
@@ -21,7 +22,6 @@ from voluptuous import Invalid
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.error_reports import VERBOSE_VARIABLE
-from pipeline.engine.reasons import describe, list_reasons
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
 from pipeline.project.lockfile import (
@@ -32,12 +32,21 @@ from pipeline.project.lockfile import (
     repair_lockfiles,
 )
 from pipeline.project.revisions.dvc_checks import remove_damaged_output
+from pipeline.project.snapshot import list_folder, read_folder_list
 from pipeline.project.versions import VERSIONS, version_of
 from pipeline.project.yaml_files import stages_of
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.printing import print_line
+from stages.contracts.text import join_names
+from stages.runs.key import differences
+from stages.system.files import parse_file_list
 
 log = logging.getLogger(__name__)
+Entry = Mapping[str, Any]
+"""The entry of a stage in dvc.lock."""
+MAX_NAMED_FILES = 3
+"""Files of a folder that a reason names."""
+MAX_REASONS = 6
 
 
 class Outcome(StrEnum):
@@ -134,7 +143,52 @@ def _read_locked(name: str) -> dict[str, Any] | None:
 def _print_reasons(name: str, before: dict[str, Any] | None, after: Mapping[str, Any]) -> None:
     """Print why the stage *name* is not up to date: its entries in dvc.lock *before* and *after* its run."""
     if before and (reasons := list_reasons(before, after)):
-        print_line(f"{name} is out of date: {describe(reasons)}")
+        print_line(f"{name} is out of date: {describe_reasons(reasons)}")
+
+
+def list_reasons(before: Entry, after: Entry) -> list[str]:
+    """Return what differs in the command, the params and the deps of two entries of dvc.lock for a stage."""
+    command = ["the command changed"] if before.get("cmd") != after.get("cmd") else []
+    return [*command, *_list_params(before, after), *_list_files(before, after)]
+
+
+def describe_reasons(reasons: list[str]) -> str:
+    """Return *reasons* in one line."""
+    more = f"; and {len(reasons) - MAX_REASONS} more" if len(reasons) > MAX_REASONS else ""
+    return "; ".join(reasons[:MAX_REASONS]) + more
+
+
+def _list_params(before: Entry, after: Entry) -> Iterator[str]:
+    """Yield a reason for each param that differs, with both values."""
+    sides = [entry.get("params") or {} for entry in (before, after)]
+    for file in {**sides[0], **sides[1]}:
+        for line in differences(*(side.get(file) or {} for side in sides)):
+            yield line if file == "params.yaml" else f"{file}: {line}"
+
+
+def _list_files(before: Entry, after: Entry) -> Iterator[str]:
+    old, new = ({dep["path"]: dep for dep in entry.get("deps") or []} for entry in (before, after))
+    for path in sorted({*old, *new}):
+        if path not in old:
+            yield f"{path} is a new dependency"
+        elif path not in new:
+            yield f"{path} was a dependency"
+        elif old[path] != new[path]:
+            yield f"{_name_files(path, str(old[path].get('md5')))} changed"
+
+
+def _name_files(path: str, oid: str) -> str:
+    """Return the names of the files in the folder *path* that differ from those with the hash *oid*.
+
+    Return *path* if it is a file, or if the files that it had are unknown.
+    """
+    before = read_folder_list(oid)
+    now = list_folder(Path(path)) if before else None
+    if before is None or now is None:
+        return path
+    files = parse_file_list(now.encode(), path)
+    names = sorted(name for name in {*before, *files} if before.get(name) != files.get(name))
+    return join_names([f"{path}/{name}" for name in names], MAX_NAMED_FILES) if names else path
 
 
 @contextmanager

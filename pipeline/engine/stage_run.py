@@ -35,14 +35,13 @@ from typing import Any
 from pipeline.engine.error_reports import explain_user_errors
 from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
-from pipeline.engine.reasons import store_folder_lists
 from pipeline.engine.signals import defer_signals
 from pipeline.project.check import check_params, find_data_files, list_values, read_spec
 from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
 from pipeline.project.params import Params, read_params
 from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
-from pipeline.project.snapshot import check_loaded, check_unchanged, take_snapshot
+from pipeline.project.snapshot import check_loaded, check_unchanged, store_folder_lists, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
 from stages import build_learner, create_artifact_dir, fit, load_data, runs, save_model
 from stages.contracts.errors import ParamsError

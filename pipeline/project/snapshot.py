@@ -3,6 +3,10 @@
 DVC reads params and dependencies again when a stage has finished, and would record the edited ones with the
 outputs of the previous ones. They are read here without DVC, which takes longer to import than most stages to
 run.
+
+dvc.lock has one hash for a folder. The list of its files, from which DVC computes that hash, is in
+``.runs/folders``, where each run of a stage stores it if the folder has code. Its name is that hash, so a
+list is never used for another content.
 """
 
 import ast
@@ -19,11 +23,13 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
+from pipeline.project.paths import runs_root
 from pipeline.project.reads import record_reads
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
-from stages.system.files import md5, raise_unless_missing
+from stages.runs.layout import FOLDERS
+from stages.system.files import md5, parse_file_list, raise_unless_missing, read_regular, write_text
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
@@ -31,6 +37,8 @@ MAX_HASHED_BYTES = 16 << 20
 """Files are compared by content until a snapshot has read this much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
 MAX_LISTED_FILES = 5
+DIRECTORY_SUFFIX = ".dir"
+"""Ending of the hash of a folder in dvc.lock."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,28 @@ def list_folder(folder: Path) -> str | None:
 def write_list(digests: Mapping[str, str | None]) -> str:
     """Return DVC's list of the files of a folder, from their relative names and MD5 hashes."""
     return json.dumps([{"md5": digest, "relpath": name} for name, digest in sorted(digests.items())])
+
+
+def store_folder_lists(snapshot: Snapshot) -> None:
+    """Store the list of each folder with code in *snapshot*, that of a stage which has run, if it is new."""
+    code = [path for path in snapshot.files if path.suffix == ".py"]
+    for folder in map(Path, snapshot.deps):
+        if not any(path != folder and path.is_relative_to(folder) for path in code):
+            continue
+        if text := list_folder(folder):
+            digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+            path = runs_root() / FOLDERS / f"{digest}{DIRECTORY_SUFFIX}"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, text)
+
+
+def read_folder_list(oid: str) -> dict[str, str] | None:
+    """Return the MD5 of each file in the folder with the hash *oid*; None if they are unknown."""
+    with suppress(OSError, StageError):
+        path = runs_root() / FOLDERS / oid
+        return parse_file_list(read_regular(path), path)
+    return None
 
 
 def read_ignore_rules() -> GitIgnoreSpec:

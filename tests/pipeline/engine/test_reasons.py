@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.reasons import MAX_REASONS, describe, list_reasons, store_folder_lists
-from pipeline.project.snapshot import list_folder, take_snapshot
+from pipeline.engine.reproduce import MAX_REASONS, describe_reasons, list_reasons
+from pipeline.project.snapshot import list_folder, store_folder_lists, take_snapshot
 
 PARAMS = {"params.yaml": {"fit": {"epochs": 2, "rate": 0.1}}, "stages/fit.py": {"VERSION": "7"}}
 BEFORE = {"cmd": "x", "deps": [{"path": "a.py", "md5": "1"}, {"path": "b", "md5": "2"}], "params": PARAMS}
@@ -34,8 +34,8 @@ def test_reasons_are_what_differs_from_the_entry_in_dvc_lock(change, reasons):
 
 
 def test_reasons_in_one_line_are_limited():
-    assert describe(["a", "b"]) == "a; b"
-    assert describe(["a"] * (MAX_REASONS + 2)).endswith("; a; and 2 more")
+    assert describe_reasons(["a", "b"]) == "a; b"
+    assert describe_reasons(["a"] * (MAX_REASONS + 2)).endswith("; a; and 2 more")
 
 
 def test_reason_names_the_files_of_a_folder_that_differ(tmp_path, monkeypatch):
