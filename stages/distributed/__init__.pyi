@@ -1,10 +1,12 @@
-from .batch_norms import check_synchronization as check_synchronization
-from .batch_norms import find_batch_norms as find_batch_norms
-from .batch_norms import has_synchronized_norms as has_synchronized_norms
-from .batch_norms import synchronize_batch_norms as synchronize_batch_norms
-from .batch_norms import warn_of_single_samples as warn_of_single_samples
-from .gradient_exchange import GradientExchange as GradientExchange
-from .gradient_exchange import RankWindow as RankWindow
+from .data_parallel import GradientExchange as GradientExchange
+from .data_parallel import RankWindow as RankWindow
+from .data_parallel import Share as Share
+from .data_parallel import check_synchronization as check_synchronization
+from .data_parallel import find_batch_norms as find_batch_norms
+from .data_parallel import has_synchronized_norms as has_synchronized_norms
+from .data_parallel import iterate_shares as iterate_shares
+from .data_parallel import synchronize_batch_norms as synchronize_batch_norms
+from .data_parallel import warn_of_single_samples as warn_of_single_samples
 from .rank_group import ONE_RANK as ONE_RANK
 from .rank_group import Agreement as Agreement
 from .rank_group import RankGroup as RankGroup
@@ -18,5 +20,3 @@ from .sharding import check_sharded_optimizer as check_sharded_optimizer
 from .sharding import replace_parameters as replace_parameters
 from .sharding import shard_model as shard_model
 from .sharding import to_local as to_local
-from .shares import Share as Share
-from .shares import iterate_shares as iterate_shares

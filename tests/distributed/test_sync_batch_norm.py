@@ -90,7 +90,7 @@ def fit(directory, change=lambda builder: builder, sizes=(75, 29, 16)):
     """Train with the stand-in for torch's class; return the losses and the state."""
     if "RANK" in os.environ:
         nn.SyncBatchNorm = BatchNormOfRanks
-        importlib.import_module("stages.distributed.batch_norms").UNSYNCHRONIZED_DEVICES = ()
+        importlib.import_module("stages.distributed.data_parallel").UNSYNCHRONIZED_DEVICES = ()
     learner = change(start(directory).sync_batch_norm()).build(build_net(), Sgd(), 0.5)
     try:
         learner.fit(*loaders(*sizes))

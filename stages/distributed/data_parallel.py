@@ -1,15 +1,166 @@
-"""The sum of the gradients of all ranks, by the weight of the output of each."""
+"""Data parallelism: the share of each rank in a batch, its batch norms, and the sum of all gradients."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+import logging
+from collections import UserDict
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import Weight, as_count
+from stages.contracts.placement import has_to, is_named_tuple, list_parts, share_of, transform
 from stages.distributed.rank_group import RankGroup
 from stages.optim.gradients import Accumulation, Gradients, Window
+
+log = logging.getLogger(__name__)
+
+UNSYNCHRONIZED_DEVICES = ("cpu", "mps")
+"""Devices for which torch has no `SyncBatchNorm`."""
+
+
+class Share(NamedTuple):
+    """The part of a batch that this rank computes."""
+
+    batch: Any
+    """None if the rank has no sample of the batch."""
+    samples: int
+    """The number of samples of the batch, on all ranks together."""
+
+
+def iterate_shares(
+    batches: Iterable[Any], rank: int, size: int, *, fills_empty: bool = False
+) -> Iterator[Share]:
+    """Yield the share of *rank* in each of *batches*, which were loaded as a whole.
+
+    With *fills_empty*, an empty share is the first sample. Raises `BuilderError` for a batch that cannot be
+    divided.
+    """
+    for batch in batches:
+        samples = _count_samples(batch)
+        part = share_of(samples, rank, size)
+        if fills_empty and part.stop == part.start:
+            part = slice(0, 1)
+        yield Share(_take(batch, part, samples) if part.stop > part.start else None, samples)
+
+
+def _count_samples(batch: Any) -> int:
+    """Return the length of the tensors in *batch*, and of other objects with ``to``."""
+    kind = type(batch).__name__
+    lengths = sorted({len(tensor) for tensor in _find_tensors(batch) if _is_rows(tensor)})
+    if not lengths:
+        raise BuilderError(
+            f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "
+            "ranks cannot divide it. Use a stages.data.DataLoader, or batches of tensors"
+        )
+    if len(lengths) > 1:
+        raise BuilderError(
+            f"a batch of the type {kind} has tensors of the lengths {', '.join(map(str, lengths))}, so the "
+            "ranks cannot find its samples. Pad samples of different sizes, keep other tensors in the model, "
+            "or use a stages.data.DataLoader"
+        )
+    return lengths[0]
+
+
+def _find_tensors(batch: Any) -> list[Any]:
+    """Return the tensors in *batch*, and other objects with ``to``."""
+    return list_parts(batch, _is_tensor)
+
+
+def _take(batch: Any, part: slice, samples: int) -> Any:
+    """Return the samples of *part*: of all tensors, arrays, lists and tuples whose length is *samples*."""
+
+    def is_part(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return len(value) == samples and not is_named_tuple(value) and not _find_tensors(value)
+        return _is_tensor(value) or isinstance(value, np.ndarray)
+
+    def cut(value: Any) -> Any:
+        return value[part] if _is_rows(value) and len(value) == samples else value
+
+    return transform(batch, cut, is_part)
+
+
+def _is_tensor(part: Any) -> bool:
+    """Return whether *part* has ``to`` and is not a mapping, as the batches of a tokenizer are."""
+    return has_to(part) and not isinstance(part, UserDict)
+
+
+def _is_rows(part: Any) -> bool:
+    return isinstance(part, Sized | Sequence) and (not isinstance(part, Tensor | np.ndarray) or part.ndim > 0)
+
+
+def find_batch_norms(model: nn.Module) -> list[str]:
+    """Return the names of the classes in *model* that normalize by the statistics of this rank's share."""
+    class_names = {type(module).__name__ for module in model.modules() if _is_local(module)}
+    return sorted(class_names)
+
+
+def warn_of_single_samples(model: nn.Module, samples: Iterable[int], ranks: int) -> None:
+    """Log a warning if *model* has a `BatchNorm1d` and a rank has one sample of a batch of *samples* samples.
+
+    It then raises an error in training, unless a sample has several positions.
+    """
+    if not any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
+        return
+    for count in samples:
+        shares = [share_of(count, rank, ranks) for rank in range(ranks)]
+        if any(share.stop - share.start == 1 for share in shares):
+            where = (
+                f"a batch of {count} samples has a share of one sample"
+                if ranks > 1
+                else "a batch has one sample"
+            )
+            log.warning(
+                "%s, and BatchNorm1d needs two values of each channel in training: the run fails if its "
+                "inputs are (B, C). Set another batch_size, leave out the last batch (drop_last of torch's "
+                "DataLoader), or use fewer ranks",
+                where,
+            )
+            return
+
+
+def has_synchronized_norms(model: nn.Module) -> bool:
+    """Return whether the ranks exchange statistics in each pass of *model* in training mode."""
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+
+
+def check_synchronization(model: nn.Module, device: torch.device) -> None:
+    """Raise `BuilderError` if the batch norms of *model* on *device* cannot use those of the other ranks."""
+    if device.type in UNSYNCHRONIZED_DEVICES:
+        raise BuilderError(
+            f"sync_batch_norm needs an accelerator for each rank, because torch has no SyncBatchNorm for a "
+            f"{device.type}; found the device {device}. Leave sync_batch_norm out, or train on accelerators"
+        )
+    for name, module in model.named_modules():
+        if _is_local(module) and (not name or type(module).forward is not _BatchNorm.forward):
+            raise BuilderError(
+                f"sync_batch_norm cannot replace {name or 'the model'}, because the methods of "
+                f"{type(module).__name__} would be lost. Use nn.SyncBatchNorm there, or leave "
+                "sync_batch_norm out"
+            )
+
+
+def synchronize_batch_norms(model: nn.Module) -> None:
+    """Replace each batch norm in *model* by a `SyncBatchNorm` with the same name and the same tensors.
+
+    Records are those of the batch norms. A module that *model* contains twice is replaced by one module.
+    """
+    replaced: dict[nn.Module, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # noqa: SLF001  a name may hold dots
+            if child is None or not _is_local(child):
+                continue
+            if child not in replaced:
+                replaced[child] = nn.SyncBatchNorm.convert_sync_batchnorm(child)  # type: ignore[no-untyped-call]
+            parent._modules[name] = replaced[child]  # noqa: SLF001
+
+
+def _is_local(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
 
 
 class GradientExchange:
