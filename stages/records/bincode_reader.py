@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
-from stages.records.data_section import build_tensor
 from stages.records.dotted_names import MAX_ENTRIES, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
@@ -33,6 +32,7 @@ from stages.records.record_tree import (
     Tree,
     Variant,
 )
+from stages.records.tensor_data import build_tensor
 
 MARKED = {251: 2, 252: 4, 253: 8}
 """First bytes that are markers, with the bytes of the number after each."""

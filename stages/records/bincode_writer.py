@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import astuple
 
 from stages.contracts.errors import RecordError
-from stages.records import data_section
+from stages.records import tensor_data
 from stages.records.bincode_reader import MAX_TEXT, DtypeTable, find_dtype_table, is_constant
 from stages.records.dotted_names import MAX_ENTRIES, check_text, extend_path
 from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant, fields_of
@@ -122,7 +122,7 @@ def _encode_tensor(tensor: RawTensor, table: DtypeTable, name: str) -> Pieces:
             f"{name} is {dtype}, which this version of Burn does not support; use one of {table.names}"
         )
     yield _encode_varint(tensor.nbytes)
-    yield from data_section.iter_bytes(tensor)
+    yield from tensor_data.iter_bytes(tensor)
     store = b"\x00" if dtype == "Bool" and table.bool_has_store else b""
     shape = b"".join(map(_encode_varint, tensor.shape))
     yield _encode_varint(len(tensor.shape)) + shape + _encode_varint(table.names.index(dtype)) + store

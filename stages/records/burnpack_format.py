@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.contracts.errors import RecordError
-from stages.records import cbor, data_section
+from stages.records import cbor, tensor_data
 from stages.records.byte_readers import ByteReader
-from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import (
     MAX_ENTRIES,
     check_text,
@@ -33,6 +32,7 @@ from stages.records.record_tree import (
     Signed,
     Tree,
 )
+from stages.records.tensor_data import TensorEntry
 
 MAGIC = b"NRUB"
 VERSION = 1
@@ -61,7 +61,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     """
     content = _read_metadata(source)
     _skip_padding(source, content.entries)
-    tensors = data_section.read_section(source, content.entries, keep_data=keep_data)
+    tensors = tensor_data.read_section(source, content.entries, keep_data=keep_data)
     leaves: dict[str, Tree] = {
         _rename(name, ".lora.", "_lora.", tensors): (
             {"id": encode_param_id(content.ids[name]), "param": tensor} if name in content.ids else tensor
@@ -195,7 +195,7 @@ def _skip_padding(source: ByteReader, entries: dict[str, TensorEntry]) -> None:
     """
     position = 0
     contiguous = True
-    for _, entry in data_section.sort_entries(entries):
+    for _, entry in tensor_data.sort_entries(entries):
         contiguous = contiguous and entry.start == position
         position = entry.end
     may_be_old = contiguous and source.remaining() == position
@@ -239,7 +239,7 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     for tensor in tensors.values():
         gap = padding(position)
         yield bytes(gap)
-        yield from data_section.iter_bytes(tensor)
+        yield from tensor_data.iter_bytes(tensor)
         position += gap + tensor.nbytes
 
 

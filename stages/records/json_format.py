@@ -15,11 +15,10 @@ import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader, Skipped, rechunk
-from stages.records.data_section import iter_bytes
 from stages.records.limits import ADVICE, MAX_DEPTH, Limits, ValueCounts
 from stages.records.messagepack_format import NUMBER_KEYS
-from stages.records.number_arrays import NumberArray, Numbers
 from stages.records.record_tree import RawTensor, Tree
+from stages.records.tensor_data import NumberArray, Numbers, iter_bytes
 
 _VALUE_MEMORY, _NUMBER_MEMORY = 200, 40
 """Bytes of memory of a map, a list or a scalar, and of a number in a list of numbers."""

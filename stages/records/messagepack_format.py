@@ -12,11 +12,11 @@ from struct import Struct
 import msgpack
 
 from stages.contracts.errors import RecordError
-from stages.records import data_section
+from stages.records import tensor_data
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
-from stages.records.number_arrays import NumberArray
 from stages.records.record_tree import RawTensor, Tree
+from stages.records.tensor_data import NumberArray
 
 _VALUE_MEMORY, _ENTRY_MEMORY = 58, 120
 """Bytes of memory of a small value, and of a map's entry in addition to its value."""
@@ -224,7 +224,7 @@ def encode(node: Tree) -> Iterator[bytes | memoryview]:
     for offset, tensor in tensors:
         yield packed[start:offset]
         yield _bin_header(tensor.nbytes)
-        yield from data_section.iter_bytes(tensor)
+        yield from tensor_data.iter_bytes(tensor)
         start = offset + 1
     yield packed[start:]
 

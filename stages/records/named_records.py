@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
-from stages.records.data_section import build_tensor, check_shape
 from stages.records.dotted_names import check_text, extend_path
 from stages.records.limits import ADVICE, LEAST_NUMBERS
-from stages.records.number_arrays import to_array
 from stages.records.precision import Precision
 from stages.records.record_tree import (
     BOOL_STORES,
@@ -34,6 +32,7 @@ from stages.records.record_tree import (
     Tree,
     unwrap,
 )
+from stages.records.tensor_data import build_tensor, check_shape, to_array
 
 Array = NDArray[Any]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import RecordError
-from stages.records import data_section
+from stages.records import tensor_data
 from stages.records.byte_readers import ByteReader
-from stages.records.data_section import TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES, check_name, check_text, unflatten
 from stages.records.json_format import unique_dict
 from stages.records.record_tree import Metadata, RawTensor, Record
+from stages.records.tensor_data import TensorEntry
 from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
 KEY = "burn"
@@ -47,7 +47,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     texts, entries = _read_header(source)
     skeleton = texts.pop(KEY, None)
     position = 0
-    for name, entry in data_section.sort_entries(entries):
+    for name, entry in tensor_data.sort_entries(entries):
         if entry.start != position:
             raise RecordError(
                 f"{source.name}: {name} begins at {entry.start}, expected {position} because gaps are not "
@@ -58,7 +58,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
         raise RecordError(
             f"{source.name}: its tensors take {position} bytes, but {source.remaining()} remain"
         )
-    sorted_tensors = data_section.read_section(source, entries, keep_data=keep_data)
+    sorted_tensors = tensor_data.read_section(source, entries, keep_data=keep_data)
     tensors = {name: sorted_tensors[name] for name in entries}
     if skeleton is None:
         return Record(unflatten(tensors, source.name), extra=texts or None)
@@ -136,7 +136,7 @@ def _parse_entry(entry: Json, name: str, where: str) -> TensorEntry:
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} must have a shape and two data_offsets of non-negative integers")
     start, end = offsets
-    data_section.check_size(end - start, DTYPES[dtype], tuple(shape), where=f"{where}: {name}")
+    tensor_data.check_size(end - start, DTYPES[dtype], tuple(shape), where=f"{where}: {name}")
     return TensorEntry(DTYPES[dtype], tuple(shape), start, end)
 
 
@@ -217,7 +217,7 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     entries = [(name, NAMES[_dtype(tensor)], tensor.shape, tensor.nbytes) for name, tensor in tensors]
     yield pack_header(header, entries)
     for _, tensor in tensors:
-        yield from data_section.iter_bytes(tensor)
+        yield from tensor_data.iter_bytes(tensor)
 
 
 def pack_header(header: dict[str, Json], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.data_section import check_shape
 from stages.records.dotted_names import MAX_ENTRIES, unflatten
 from stages.records.pickle_program import ADVICE, TensorRef, evaluate
 from stages.records.record_tree import ITEM_SIZES, NUMPY, RawTensor, Tree
+from stages.records.tensor_data import check_shape
 
 SUFFIXES = (".pt", ".pth")
 NESTS = ("state_dict", "model_state_dict", "model")
