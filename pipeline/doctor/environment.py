@@ -30,7 +30,7 @@ from stages.runs.layout import stores
 PATCH_MODULES = (
     "pipeline.engine.dvc_patches",
     "pipeline.flows.prefect_patches",
-    "stages.optim.fast_path.patches",
+    "stages.optim.torch_patches",
 )
 PATCH_PROGRAM = """
 import importlib, json, sys

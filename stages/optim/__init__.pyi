@@ -24,7 +24,6 @@ from .config import Sgd as Sgd
 from .config import Swa as Swa
 from .config import check_groups as check_groups
 from .config import with_options as with_options
-from .fast_path.patches import without_dynamo as without_dynamo
 from .gradients import Accumulation as Accumulation
 from .gradients import Gradients as Gradients
 from .gradients import Totals as Totals
@@ -59,3 +58,4 @@ from .schedules import ScheduleUse as ScheduleUse
 from .schedules import Sequential as Sequential
 from .schedules import Step as Step
 from .stepper import Stepper as Stepper
+from .torch_patches import without_dynamo as without_dynamo

@@ -11,7 +11,7 @@ from torch.autograd import Variable
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.fields import FastPath, Precision
 from stages.contracts.outputs import Weight
-from stages.optim.fast_path.patches import check
+from stages.optim.torch_patches import check
 
 INITIAL_SCALE = 2.0**16
 GROWTH_FACTOR, BACKOFF_FACTOR = 2.0, 0.5

@@ -12,8 +12,8 @@ from stages.contracts.plugins import call_class, check_arguments, read_signature
 from stages.optim import burn_optimizers
 from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate
 from stages.optim.config import BUILT_IN, Adam, AdamW, Muon, OptimizerConfig, OptimizerUse, Sgd
-from stages.optim.fast_path.kernels import is_dense, is_skipped_by_sgd
-from stages.optim.fast_path.patches import without_dynamo
+from stages.optim.fused_kernels import is_dense, is_skipped_by_sgd
+from stages.optim.torch_patches import without_dynamo
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 NAMES_IN_TORCH = {

@@ -14,7 +14,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.fields import FastPath
 from stages.optim.clipping import clip
 from stages.optim.config import ClipByGlobalNorm, ClipByNorm, ClipByValue
-from stages.optim.fast_path.kernels import (
+from stages.optim.fused_kernels import (
     SELECTING,
     Lane,
     build_lanes,

@@ -9,9 +9,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from stages.contracts.errors import BuilderError, StageError
-from stages.optim import ClipByGlobalNorm, Stepper, without_dynamo
-from stages.optim.fast_path import patches
-from stages.optim.fast_path.kernels import round_rate
+from stages.optim import ClipByGlobalNorm, Stepper, torch_patches, without_dynamo
+from stages.optim.fused_kernels import round_rate
 from stages.records import NamedMpkGzFileRecorder
 from stages.system.patches import find_problems
 
@@ -305,9 +304,9 @@ def test_lbfgs_rejects_gradients_of_one_evaluation():
 
 
 def test_torch_with_another_kernel_is_rejected(monkeypatch):
-    renamed = replace(patches.PATCHES[0], signature="(self, gradients)")
-    monkeypatch.setattr(patches, "PATCHES", (renamed, *patches.PATCHES[1:]))
-    patches.check.cache_clear()
+    renamed = replace(torch_patches.PATCHES[0], signature="(self, gradients)")
+    monkeypatch.setattr(torch_patches, "PATCHES", (renamed, *torch_patches.PATCHES[1:]))
+    torch_patches.check.cache_clear()
     ours = parameters()
 
     with pytest.raises(StageError, match=r"torch .*_fused_adam_.* not \(self, gradients\). Install torch >="):
@@ -315,7 +314,7 @@ def test_torch_with_another_kernel_is_rejected(monkeypatch):
 
 
 def test_private_names_of_torch_match():
-    assert find_problems(patches.PATCHES) == []
+    assert find_problems(torch_patches.PATCHES) == []
 
 
 def test_without_dynamo_restores_the_methods():

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.optim.fast_path.patches import check
 from stages.optim.gradients import FLOAT32_BYTES, Gradients
+from stages.optim.torch_patches import check
 
 UNSUPPORTED = ("amsgrad", "maximize", "capturable", "differentiable")
 SELECTING = (*UNSUPPORTED, "fused", "foreach", "decoupled_weight_decay")
