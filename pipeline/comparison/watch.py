@@ -23,10 +23,9 @@ from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.loggers.log_files import read_history
-from stages.runs.heartbeat import Beat
 from stages.runs.key import plain
 from stages.runs.layout import stores
-from stages.runs.overview import Run, State, read_run
+from stages.runs.overview import Beat, Run, State, read_run
 from stages.system.processes import working_directory
 
 HOST = "127.0.0.1"

@@ -31,8 +31,8 @@ from stages.learner import from_params
 from stages.loggers.log_files import read_epoch
 from stages.params.fit_params import FitConfig, FitPaths
 from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
-from stages.runs.heartbeat import read_beat
 from stages.runs.layout import ranks_of
+from stages.runs.overview import read_beat
 from stages.system.file_lock import open_lock
 from stages.system.processes import block_signals, module_command
 

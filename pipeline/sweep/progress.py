@@ -44,8 +44,8 @@ from stages.contracts.text import format_duration, format_rounded, replace_unpri
 from stages.loggers.log_files import read_epoch
 from stages.renderers.plain import read_renderer_name
 from stages.renderers.scene import compute_run_share
-from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import RUNS_FOLDER, list_named_locks, lock_of
+from stages.runs.overview import Beat, read_beat
 from stages.system.file_lock import lock_holder
 from stages.system.processes import ProcessIdentity, working_directory
 

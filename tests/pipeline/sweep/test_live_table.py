@@ -25,9 +25,9 @@ from pipeline.sweep.progress import LiveTable, PointProgress, ProgressReader, Sw
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.loggers.log_files import FileMetricLogger
-from stages.runs.heartbeat import Beat, HeartbeatRenderer
 from stages.runs.key import KEY_LENGTH
 from stages.runs.layout import lock_of
+from stages.runs.overview import Beat, HeartbeatRenderer
 from stages.runs.store import open_store
 from stages.system.processes import ProcessIdentity
 
