@@ -1,8 +1,8 @@
+from .exports import publish_model as publish_model
 from .exports import write_exports as write_exports
 from .prediction_files import InputBlock as InputBlock
 from .prediction_files import read_inputs as read_inputs
 from .prediction_files import write_predictions as write_predictions
-from .publication import publish_model as publish_model
 from .trained_model import MANIFEST as MANIFEST
 from .trained_model import Predictions as Predictions
 from .trained_model import Preprocessing as Preprocessing
