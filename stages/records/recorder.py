@@ -34,8 +34,8 @@ from stages.records.record_tree import (
 from stages.records.safetensors_format import is_index, read_index
 from stages.records.tensors import from_raw, to_raw
 from stages.records.torch_files import is_torch_file, read_state_dict
-from stages.records.torch_modules.module_record import fields_unlike_burn, record_of
-from stages.records.torch_modules.state_dict import load_into
+from stages.records.torch_layouts.module_record import fields_unlike_burn, record_of
+from stages.records.torch_layouts.state_dict import load_into
 
 
 class Recorder(Protocol):

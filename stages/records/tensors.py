@@ -9,7 +9,7 @@ from torch import Tensor
 from stages.contracts.errors import RecordError
 from stages.records.pickle_program import DTYPES
 from stages.records.record_tree import RawTensor, Tree, map_leaves, strip_type_hints
-from stages.records.torch_modules.skeleton import Slot
+from stages.records.torch_layouts.skeleton import Slot
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: vars(torch)[text] for text, name in DTYPES.items()}
 TORCH_DTYPES["Flex32"] = torch.float32

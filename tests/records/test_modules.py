@@ -14,14 +14,14 @@ from stages.records import DefaultRecorder, NamedMpkFileRecorder, read_item, sav
 from stages.records.precision import FullPrecision, HalfPrecision
 from stages.records.record_tree import Map, RawTensor, Some, Variant, iter_leaves, strip_type_hints
 from stages.records.tensors import BLOCK_SIZE, from_raw, to_raw
-from stages.records.torch_modules.module_record import (
+from stages.records.torch_layouts.module_record import (
     fields_unlike_burn,
     module_supplement,
     record_of,
     skeleton_of,
 )
-from stages.records.torch_modules.skeleton import Slot, fill_slots, from_plain, slots, to_plain
-from stages.records.torch_modules.state_dict import load_into, state_of
+from stages.records.torch_layouts.skeleton import Slot, fill_slots, from_plain, slots, to_plain
+from stages.records.torch_layouts.state_dict import load_into, state_of
 
 BURN = Path(__file__).parents[3] / "shared/burn/model.mpk"
 

@@ -15,15 +15,15 @@ from stages.records.dotted_names import decode_param_id
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import Map, RawTensor, Variant, strip_type_hints
 from stages.records.tensors import from_raw
-from stages.records.torch_modules.module_record import record_of, skeleton_of
-from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_modules.state_dict import load_into
-from stages.records.torch_optimizers.optimizer_record import (
+from stages.records.torch_layouts.module_record import record_of, skeleton_of
+from stages.records.torch_layouts.optimizer_record import (
     load_burn_optimizer,
     optimizer_record,
     optimizer_supplement,
     restore_optimizer,
 )
+from stages.records.torch_layouts.skeleton import slots
+from stages.records.torch_layouts.state_dict import load_into
 
 optim = torch.optim
 

@@ -37,8 +37,8 @@ from stages.records import (
     skeleton_of,
 )
 from stages.records.record_tree import Layout
-from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_modules.state_dict import ALL_TENSORS
+from stages.records.torch_layouts.skeleton import slots
+from stages.records.torch_layouts.state_dict import ALL_TENSORS
 from stages.runs import Checkpoint, FileCheckpointer
 from stages.runs.file_names import BURN_PARTS, CHECKPOINT_FOLDER, files_of
 from stages.system.files import copy_file, write_text

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree
 from stages.records.tensors import from_raw, lazy_tensor, view_slot
-from stages.records.torch_modules.module_record import skeleton_of
-from stages.records.torch_modules.skeleton import slots
+from stages.records.torch_layouts.module_record import skeleton_of
+from stages.records.torch_layouts.skeleton import slots
 
 FIRST_STEP_SIZE = 1.0
 """``t`` of Burn's ``LBFGSState`` before the first step."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.tensors import DTYPE_NAMES, join_slots, lazy_tensor, to_raw, view_slot
-from stages.records.torch_modules.skeleton import Slot, slots
+from stages.records.torch_layouts.skeleton import Slot, slots
 
 STEP = "step"
 AVERAGE = "avg"

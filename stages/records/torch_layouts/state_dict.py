@@ -29,8 +29,8 @@ from stages.records.record_tree import (
     unwrap,
 )
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
-from stages.records.torch_modules.module_record import skeleton_of
-from stages.records.torch_modules.skeleton import Constant, Slot, slots
+from stages.records.torch_layouts.module_record import skeleton_of
+from stages.records.torch_layouts.skeleton import Constant, Slot, slots
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from stages.records.record_tree import Some, Tree, Variant
-from stages.records.torch_modules.skeleton import Constant, Rows
+from stages.records.torch_layouts.skeleton import Constant, Rows
 
 LINEAR = {"weight": "weight.T", "bias": Some("bias")}
 EMBEDDING = {"weight": "weight"}

@@ -2,7 +2,7 @@
 
 A user's own module has a field for each parameter, buffer and child, with the same name. If its Burn
 counterpart has another layout, define a method ``burn_record``, which returns that layout as described in
-`stages.records.torch_modules.layers`::
+`stages.records.torch_layouts.layers`::
 
     class Net(nn.Module):
         def __init__(self):
@@ -28,8 +28,8 @@ from stages.contracts.errors import RecordError
 from stages.records.dotted_names import derive_param_id
 from stages.records.record_tree import Map, Some, Tree, Variant, iter_leaves
 from stages.records.tensors import check_recordable, to_raw, view_slot
-from stages.records.torch_modules.layers import layer_layout, unlike_burn
-from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
+from stages.records.torch_layouts.layers import layer_layout, unlike_burn
+from stages.records.torch_layouts.skeleton import Constant, Rows, Slot, fill_slots, slots
 
 COUNTER = "num_batches_tracked"
 """The buffer in which PyTorch's batch norms count batches; Burn's batch norms have no such field."""

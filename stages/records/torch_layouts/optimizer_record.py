@@ -15,9 +15,9 @@ from stages.records.dotted_names import param_ids
 from stages.records.record_tree import Map, ParameterState, Tree, map_leaves
 from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
-from stages.records.torch_modules.module_record import skeleton_of
-from stages.records.torch_modules.skeleton import slots
-from stages.records.torch_optimizers.burn_state import (
+from stages.records.torch_layouts.lbfgs import lbfgs_record, read_lbfgs
+from stages.records.torch_layouts.module_record import skeleton_of
+from stages.records.torch_layouts.optimizer_state import (
     ADAFACTOR,
     BUFFER,
     MUON,
@@ -42,7 +42,7 @@ from stages.records.torch_optimizers.burn_state import (
     step_kind,
     to_entry,
 )
-from stages.records.torch_optimizers.lbfgs import lbfgs_record, read_lbfgs
+from stages.records.torch_layouts.skeleton import slots
 
 _OPAQUE = object()
 """A value that `torch.optim.Optimizer.load_state_dict` does not copy."""

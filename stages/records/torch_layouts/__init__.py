@@ -1,0 +1,1 @@
+"""Conversion between torch modules and optimizers and the records of their counterparts in Burn."""

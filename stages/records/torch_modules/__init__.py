@@ -1,1 +1,0 @@
-"""Conversion between torch modules and the records of the Burn modules with the same fields."""

@@ -1,1 +1,0 @@
-"""Conversion between torch optimizers and the records of Burn's optimizers."""
