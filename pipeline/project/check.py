@@ -25,7 +25,7 @@ from pipeline.project.params import (
     build_params_error,
     describe_mistake,
     find_metric_mistakes,
-    list_rules,
+    list_conflicts,
     read_params,
 )
 from pipeline.project.paths import parse_paths
@@ -37,24 +37,20 @@ from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of, flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import DATA_PATH
-from stages.contracts.history import Split
 from stages.contracts.text import join_names
 from stages.data import config as sources
-from stages.data.config import Digits, Npy, Table, TextFiles
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
 from stages.optim import config as optimizers
 from stages.optim import schedules
-from stages.optim.schedules import FUNCTIONS, ScheduleUse
+from stages.optim.schedules import FUNCTIONS
 from stages.params.fit_params import CHANGES_NO_NUMBER, HOOKS
 from stages.records.safetensors_format import is_index, read_index
-from stages.runs.retention import KeepBest
 from stages.system.processes import program_command
 
 FIRST_STAGE = next(iter(VERSIONS))
 MAX_LISTED_KEYS = 3
-ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
 BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {
@@ -136,9 +132,7 @@ def find_late_mistakes(
         *filter(None, lines),
         *_find_untracked_params(content, definition),
         *_find_missing_test_entries(params, definition),
-        *_find_rules_without_validation(params),
-        *_find_dropped_best(params),
-        *_find_short_schedules(params),
+        *list_conflicts(params),
     ]
 
 
@@ -206,59 +200,6 @@ def check_stages(definition: Mapping[str, Any]) -> None:
 def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
     """Return whether the command of the stage *name* of dvc.yaml is not that of ours."""
     return f" stage {name}" not in str(definition["stages"][name].get("cmd"))
-
-
-def _find_rules_without_validation(params: Params) -> Iterator[str]:
-    """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
-    if _may_be_validated(params):
-        return
-    for key, rule in list_rules(params).items():
-        metrics_of_valid = [metric for split, metric in rule.needs if split is Split.VALID]
-        if metrics_of_valid and rule != KeepBest():  # the default keeps no epoch then
-            yield (
-                f"{key}: uses the valid {metrics_of_valid[0]!r}, but load_data.valid_fraction is 0 and the "
-                "source has no valid split. Set it above 0, or use the metric of the train split"
-            )
-
-
-def _may_be_validated(params: Params) -> bool:
-    """Return whether the data may have a valid split."""
-    source, drawn = params.load_data.source, params.load_data.valid_fraction or params.load_data.folds
-    fields = dict(source)
-    has_valid_split = fields.get("valid_path") or fields.get("split") or drawn
-    return bool(has_valid_split) or not isinstance(source, Digits | Npy | Table | TextFiles)
-
-
-def _find_dropped_best(params: Params) -> Iterator[str]:
-    """Yield a line if ``fit.keep`` removes the checkpoint of the epoch that save-model asks for."""
-    rule, keep = params.save_model.best_rule, params.fit.keep
-    is_kept = rule in keep.best or keep.last >= params.fit.num_epochs
-    is_last = params.save_model.best is None and not _may_be_validated(params)
-    if params.save_model.epoch == "best" and not (is_kept or is_last):
-        metric = f"{{metric: {rule.metric}, split: {rule.split}, direction: {rule.direction}}}"
-        yield (
-            f"save_model.epoch: the epoch with the {rule.direction} {rule.split} {rule.metric!r} would be "
-            f"removed by fit.keep, which keeps the last {keep.last} and other best epochs. Add {metric} to "
-            "fit.keep.best, or set save_model.best to one of its entries"
-        )
-
-
-def _find_short_schedules(params: Params) -> Iterator[str]:
-    """Yield a line for a schedule that ends before the run, whose epochs have at least one batch."""
-    schedule = params.build_learner.schedule
-    if not isinstance(schedule, ScheduleUse) or schedule.kind not in ONE_CYCLE:
-        return
-    arguments = schedule.arguments
-    try:
-        length = int(arguments.get("total_steps") or arguments["epochs"] * arguments["steps_per_epoch"])
-    except (KeyError, TypeError, ValueError):
-        return  # an error of its class
-    epochs = params.fit.num_epochs
-    if length < epochs - (schedule.per != "epoch"):
-        yield (
-            f"build_learner.schedule.total_steps: the schedule ends after {length} steps, one per "
-            f"{schedule.per}, but fit.num_epochs is {epochs}. Set it to the steps of the whole run"
-        )
 
 
 def find_missing_data(params: Params) -> list[str]:

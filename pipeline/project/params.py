@@ -24,13 +24,16 @@ from stages.contracts.fields import describe_lbfgs_conflict, describe_portable_o
 from stages.contracts.history import Split, check_file_names
 from stages.contracts.validation import describe_errors, format_value
 from stages.create_artifact_dir import CreateArtifactDirConfig
+from stages.data.config import Digits, Npy, Table, TextFiles
 from stages.load_data import LoadDataConfig
 from stages.models.config import BUILT_IN as MODELS
+from stages.optim import schedules
 from stages.optim.run_length import RunLength, unit_of
 from stages.optim.schedules import Rule, ScheduleUse, parse_monitor
 from stages.params.build_learner_params import BuildLearnerConfig
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
+from stages.runs.retention import KeepBest
 
 PARAMS = Path("params.yaml")
 METRIC_NAMES = {"loss": "Loss", "accuracy": "Accuracy"}
@@ -42,6 +45,7 @@ MEASURED = {
     "unet": {"loss", "accuracy"},
 }
 """Kinds of these metrics that the outputs of the built-in models have the values for."""
+ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 
 
 class Params(Config):
@@ -143,11 +147,77 @@ class Plateau:
     needs: frozenset[tuple[Split, str]]
 
 
+def list_conflicts(params: Params) -> list[str]:
+    """Return a line for each rule and schedule in *params* that does not fit the rest of them.
+
+    These are rules about a split that the data does not have, a best epoch whose checkpoint is removed, and
+    a schedule that is shorter than the run.
+    """
+    return [
+        *_find_rules_without_validation(params),
+        *_find_dropped_best(params),
+        *_find_short_schedules(params),
+    ]
+
+
+def _find_rules_without_validation(params: Params) -> Iterator[str]:
+    """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
+    if _may_be_validated(params):
+        return
+    for key, rule in _list_rules(params).items():
+        metrics_of_valid = [metric for split, metric in rule.needs if split is Split.VALID]
+        if metrics_of_valid and rule != KeepBest():  # the default keeps no epoch then
+            yield (
+                f"{key}: uses the valid {metrics_of_valid[0]!r}, but load_data.valid_fraction is 0 and the "
+                "source has no valid split. Set it above 0, or use the metric of the train split"
+            )
+
+
+def _may_be_validated(params: Params) -> bool:
+    """Return whether the data may have a valid split."""
+    source, drawn = params.load_data.source, params.load_data.valid_fraction or params.load_data.folds
+    fields = dict(source)
+    has_valid_split = fields.get("valid_path") or fields.get("split") or drawn
+    return bool(has_valid_split) or not isinstance(source, Digits | Npy | Table | TextFiles)
+
+
+def _find_dropped_best(params: Params) -> Iterator[str]:
+    """Yield a line if ``fit.keep`` removes the checkpoint of the epoch that save-model asks for."""
+    rule, keep = params.save_model.best_rule, params.fit.keep
+    is_kept = rule in keep.best or keep.last >= params.fit.num_epochs
+    is_last = params.save_model.best is None and not _may_be_validated(params)
+    if params.save_model.epoch == "best" and not (is_kept or is_last):
+        metric = f"{{metric: {rule.metric}, split: {rule.split}, direction: {rule.direction}}}"
+        yield (
+            f"save_model.epoch: the epoch with the {rule.direction} {rule.split} {rule.metric!r} would be "
+            f"removed by fit.keep, which keeps the last {keep.last} and other best epochs. Add {metric} to "
+            "fit.keep.best, or set save_model.best to one of its entries"
+        )
+
+
+def _find_short_schedules(params: Params) -> Iterator[str]:
+    """Yield a line for a schedule that ends before the run, whose epochs have at least one batch."""
+    schedule = params.build_learner.schedule
+    if not isinstance(schedule, ScheduleUse) or schedule.kind not in ONE_CYCLE:
+        return
+    arguments = schedule.arguments
+    try:
+        length = int(arguments.get("total_steps") or arguments["epochs"] * arguments["steps_per_epoch"])
+    except (KeyError, TypeError, ValueError):
+        return  # an error of its class
+    epochs = params.fit.num_epochs
+    if length < epochs - (schedule.per != "epoch"):
+        yield (
+            f"build_learner.schedule.total_steps: the schedule ends after {length} steps, one per "
+            f"{schedule.per}, but fit.num_epochs is {epochs}. Set it to the steps of the whole run"
+        )
+
+
 def are_metrics_known(params: Params) -> bool:
     """Return whether `find_metric_mistakes`, which loads torch, would find none."""
     kinds = {metric.kind for metric in params.fit.metrics}
     names = {METRIC_NAMES.get(kind) for kind in kinds}
-    monitored = {name for rule in list_rules(params).values() for _, name in rule.needs}
+    monitored = {name for rule in _list_rules(params).values() for _, name in rule.needs}
     return kinds <= MEASURED.get(params.build_learner.model.kind, set()) and monitored <= names
 
 
@@ -162,7 +232,7 @@ def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
     model = model if isinstance(model, type) else None  # it may be built by a function
     yield "fit.metrics", describe_mistake(check_file_names, [metric.name for metric in built])
     yield "fit.metrics", describe_mistake(checks.check_metric_inputs, model, metrics)
-    for key, rule in list_rules(params).items():
+    for key, rule in _list_rules(params).items():
         yield key, describe_mistake(checks.check_monitored_metrics, rule, metrics)
 
 
@@ -175,7 +245,7 @@ def describe_mistake(test: Callable[..., object], *arguments: Any) -> str:
     return ""
 
 
-def list_rules(params: Params) -> Mapping[str, Any]:
+def _list_rules(params: Params) -> Mapping[str, Any]:
     """Return the rules that monitor metrics, by their keys."""
     rules: dict[str, Any] = {
         f"fit.keep.best.{number}": rule for number, rule in enumerate(params.fit.keep.rule().rules[1:])
