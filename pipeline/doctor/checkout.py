@@ -23,7 +23,7 @@ from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_proc
 from pipeline.project.git import find_top, run_git, try_git
 from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
-from stages.system.files import is_below
+from stages.system.files import is_below, read_modification_time
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
 BACKUP = "learner doctor: before the repair"
@@ -115,7 +115,7 @@ def _check_experiments(top: Path) -> Iterator[Diagnostic]:
 def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
     arguments = (temporary / "repro.dat").resolve()
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
-    times = [_read_writer_time(temporary), _read_modification_time(arguments) if listed else 0.0]
+    times = [_read_writer_time(temporary), read_modification_time(arguments) if listed else 0.0]
     if not any(times):
         return None
     stash, branch = _find_stash(top, max(times)), _find_branch(top)
@@ -141,13 +141,6 @@ def _read_writer_time(temporary: Path) -> float:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         writer = json.loads(path.read_text())["write"]["workspace"]
         return 0.0 if is_alive(int(writer["pid"])) else path.stat().st_mtime
-    return 0.0
-
-
-def _read_modification_time(path: Path) -> float:
-    """Return when *path* was last modified, in seconds since the epoch; 0 if it is missing."""
-    with suppress(OSError):
-        return path.stat().st_mtime
     return 0.0
 
 
@@ -255,7 +248,7 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
 
 def _age(path: Path) -> float:
     """Return the seconds since *path* was modified; 0 if it is missing."""
-    return time.time() - (_read_modification_time(path) or time.time())
+    return time.time() - (read_modification_time(path) or time.time())
 
 
 def _remove_temporary_files(top: Path, paths: list[Path]) -> None:

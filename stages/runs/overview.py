@@ -27,7 +27,7 @@ from stages.runs.layout import DURATIONS_FOLDER, FINISHED_FILE, HEARTBEAT_FILE, 
 from stages.runs.manifest import LogLedger, read_finished
 from stages.runs.store import RunStore, read_json
 from stages.system.file_lock import is_locked, lock_holder
-from stages.system.files import md5, open_part, write_text
+from stages.system.files import md5, open_part, read_modification_time, write_text
 from stages.system.processes import ProcessIdentity
 
 STALLED_SECONDS = 60.0
@@ -186,7 +186,10 @@ class Run:
     @cached_property
     def last_change(self) -> float:
         """The time of the last sign of progress, in seconds since the epoch."""
-        return max(_time(self.path / name) for name in (KEY_FILE, HEARTBEAT_FILE, FINISHED_FILE, "."))
+        return max(
+            read_modification_time(self.path / name)
+            for name in (KEY_FILE, HEARTBEAT_FILE, FINISHED_FILE, ".")
+        )
 
     @property
     def has_started(self) -> bool:
@@ -229,12 +232,6 @@ def _size(path: Path) -> int:
     with suppress(FileNotFoundError):
         return 0 if path.is_dir() else path.stat().st_size
     return 0
-
-
-def _time(path: Path) -> float:
-    with suppress(FileNotFoundError):
-        return path.stat().st_mtime
-    return 0.0
 
 
 _RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")

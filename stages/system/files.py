@@ -237,6 +237,13 @@ def md5(path: Path) -> str | None:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
+def read_modification_time(path: Path) -> float:
+    """Return when *path* was last modified, in seconds since the epoch; 0 if it is missing."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
 def describe(path: Path) -> dict[str, Any]:
     """Return the size and the sha256 of the file *path*, as a manifest holds them."""
     return {"size": path.stat().st_size, "sha256": sha256(path)}
