@@ -47,6 +47,7 @@ Entry = Mapping[str, Any]
 MAX_NAMED_FILES = 3
 """Files of a folder that a reason names."""
 MAX_REASONS = 6
+"""Reasons that one line names."""
 
 
 class Outcome(StrEnum):

@@ -51,6 +51,7 @@ from stages.system.processes import program_command
 
 FIRST_STAGE = next(iter(VERSIONS))
 MAX_LISTED_KEYS = 3
+"""Keys without an entry in dvc.yaml that a line names."""
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
 BUILT_IN_PARTS: Mapping[str, Mapping[str, str]] = {

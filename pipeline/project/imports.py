@@ -25,6 +25,7 @@ PACKAGE = "__init__.py"
 FALSE_IN_IMPORTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
 """Conditions that are false in a module that is imported."""
 IMPORT_FUNCTIONS = ("import_module", "__import__")
+"""Functions whose first argument is the name of a module."""
 MAX_TEXT = 255
 """Characters of a text that may be the name of a file."""
 

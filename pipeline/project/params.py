@@ -46,6 +46,7 @@ MEASURED = {
 }
 """Kinds of these metrics that the outputs of the built-in models have the values for."""
 ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
+"""The kinds of a schedule whose length its arguments set."""
 
 
 class Params(Config):

@@ -36,6 +36,7 @@ from pipeline.project.imports import INSTALLED, METADATA, is_of_project
 from stages.system.files import sha256
 
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+"""Flags of a file that is opened to be written."""
 SYSTEM = (
     "/proc/",
     "/sys/",
@@ -56,14 +57,19 @@ SHIPPED_CODE = tuple(str(Path(stages.__path__[0], name)) for name in ("models", 
 MODULE = "<module>"
 """The name of the code that runs when a module is imported."""
 LISTING = ("os.listdir", "os.scandir")
+"""Events of Python for a folder that is listed."""
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+"""The name of the file of the code that opens modules."""
 MODULE_SUFFIXES = (".py", ".pyc")
+"""Suffixes of the source and of the compiled code of a module."""
 MAX_FILES = 10_000
 """Most files that are noted in a stage; a folder of more is reported by those."""
 IN_OPEN, IN_ISDIR = 0x20, 0x40000000
+"""Kinds of events of the kernel: a file was opened, and it was a folder."""
 EVENT = struct.Struct("iIII")
 """The watch, the kind, a cookie, and the size of the name that follows."""
 MAX_EVENT_BYTES = 1 << 16
+"""Most bytes of events that are read at a time."""
 MAX_FOLDERS = 1_000
 """Most folders below a named one that are watched."""
 

@@ -36,7 +36,9 @@ ABSENT = "missing"
 MAX_HASHED_BYTES = 16 << 20
 """Files are compared by content until a snapshot has read this much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
+"""Names of folders that are ignored without a rule."""
 MAX_LISTED_FILES = 5
+"""Files that the error about an edit names."""
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a folder in dvc.lock."""
 

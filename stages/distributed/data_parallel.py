@@ -1,4 +1,10 @@
-"""Data parallelism: the share of each rank in a batch, its batch norms, and the sum of all gradients."""
+"""Data parallelism: the share of each rank in a batch, its batch norms, and the sum of all gradients.
+
+Every rank has the whole model. It computes the gradients of its share of a batch, and the gradients of all
+ranks are added by the weights of their outputs, so that all ranks make the same update. That update is the
+one of one process with the whole batch, up to rounding. `stages.distributed.sharding` is the other strategy,
+in which a rank holds a part of the parameters.
+"""
 
 import logging
 from collections import UserDict

@@ -37,6 +37,7 @@ CSV_OPTIONS = ("delimiter", "decimal", "missing_values", "header")
 NAMES_OF_ARRAYS = (("inputs",), ("x_test",))
 """Names in an archive, of which the first that it has is read."""
 Rows = list[dict[str, Any]]
+"""The values of each sample by their columns."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from stages.metrics.class_targets import (
 from stages.metrics.state import Chunks, Mean
 
 Class = TypeVar("Class", bound=Hashable)
+"""A class, by its number or by its name."""
 STRIDE = 1 << 32
 """A pair is stored as one integer: the actual class times this, plus the predicted class."""
 NO_PAIR = -1

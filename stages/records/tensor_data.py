@@ -19,6 +19,7 @@ from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
 from stages.records.record_tree import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS, RawTensor
 
 Numbers = NDArray[Any]
+"""An array of numbers or bools of any type, (N,)."""
 
 
 @dataclass(frozen=True, slots=True)

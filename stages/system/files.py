@@ -35,7 +35,9 @@ CHUNK_BYTES = 1 << 20
 UNREADABLE = {"size": -1, "sha256": ""}
 """An entry of a manifest that no file matches, for a file whose content is not known."""
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
+"""Matches the name of an object of DVC: a hash, with a suffix for that of a folder."""
 _NOT_IN_NAMES = {"", ".", ".."}
+"""Parts that a path below a folder does not have."""
 
 
 def read_regular(path: Path | str, limit: int = MAX_LIST_BYTES) -> bytes:
