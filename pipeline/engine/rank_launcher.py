@@ -330,8 +330,8 @@ class _Display:
         if beat is None or beat.owner == self._earlier:
             return
         if self._shown_epochs is None:
-            self._shown_epochs = max(0, beat.epoch - 1)
-            progress.first_epoch = self._shown_epochs + 1
+            self._shown_epochs = beat.first_epoch - 1
+            progress.first_epoch = beat.first_epoch
             self._renderer.start(progress)
         self.end_epochs(beat.epoch - 1)
         progress.epoch, progress.split = beat.epoch, Split(beat.split)

@@ -47,6 +47,8 @@ class Beat:
     """Finished batches of this epoch and split."""
     steps: int
     time: datetime
+    first_epoch: int = 1
+    """The first epoch of the process: after a resume, the epoch after the checkpoint."""
 
 
 class HeartbeatRenderer(NoRenderer):
@@ -103,6 +105,7 @@ class HeartbeatRenderer(NoRenderer):
             "split": progress.split.value,
             "step": progress.batch,
             "steps": progress.batches,
+            "first_epoch": progress.first_epoch,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         with suppress(OSError), open_part(self._path) as file:
@@ -119,7 +122,7 @@ def read_beat(store_path: Path) -> Beat | None:
     with suppress(KeyError, TypeError, ValueError):
         content = read_json(store_path / HEARTBEAT_FILE) or {}
         owner = ProcessIdentity(*(content[name] for name in ("pid", "host", "boot", "started")))
-        numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps")}
+        numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps", "first_epoch")}
         when = datetime.fromisoformat(content["time"])
         return Beat(owner, split=str(content["split"]), time=when, **numbers)
     return None

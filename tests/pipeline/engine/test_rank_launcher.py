@@ -15,9 +15,10 @@ import pytest
 from forked_programs import ForkedProgram
 from waiting import LIMIT_SECONDS, has_exited, wait_until
 
-from pipeline.engine.rank_launcher import run_ranks
+from pipeline.engine.rank_launcher import display_run, run_ranks
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.contracts.events import Interrupter
+from stages.contracts.events import Interrupter, NoRenderer, Progress
+from stages.runs.overview import HeartbeatRenderer
 
 ROOT = Path(__file__).parents[3]
 START = """
@@ -78,6 +79,22 @@ def failure(*parts, **options):
     assert not isinstance(caught.value, RunInterruptedError)
     assert caught.value.exit_code == 1
     return str(caught.value)
+
+
+@pytest.mark.parametrize("first_epoch", [1, 2])
+def test_epochs_that_end_before_the_first_reading_are_shown(first_epoch, folder):
+    """The ranks of a small model finish epochs faster than the launcher reads their heartbeat."""
+    ended = []
+
+    class Shown(NoRenderer):
+        def epoch_end(self, progress, history):
+            ended.append(progress.epoch)
+
+    with display_run(folder, Shown(), Progress(4)):
+        HeartbeatRenderer(folder).start(Progress(4, first_epoch=first_epoch, epoch=3))
+        wait_until(lambda: ended)
+
+    assert ended == [*range(first_epoch, 4)]
 
 
 @pytest.fixture
