@@ -46,9 +46,11 @@ class ExperimentLog:
     ) -> None:
         handler = self._entered.pop()
         if handler:
-            if isinstance(error, Exception | KeyboardInterrupt | KilledError):
-                handler.write_panic(error)
-            handler.remove()
+            try:
+                if isinstance(error, Exception | KeyboardInterrupt | KilledError):
+                    handler.write_panic(error)
+            finally:
+                handler.remove()
 
 
 class _LineHandler(logging.Handler):
@@ -103,7 +105,8 @@ class _LineHandler(logging.Handler):
 
     def write_panic(self, error: BaseException) -> None:
         """Write the exception that ended the run, with its traceback unless it is a user's mistake."""
-        text = f"PANIC => {type(error).__name__}: {error}"
+        message = traceback.TracebackException.from_exception(error)  # a user's own __str__ may fail
+        text = f"PANIC => {type(error).__name__}: {message}"
         if not isinstance(error, StageError | KilledError):
             text += "\n" + "".join(traceback.format_exception(error)).rstrip()
         with suppress(OSError):  # a full disk must not hide the error that ended the run

@@ -31,6 +31,11 @@ def _root_level():
     logging.root.setLevel(level)
 
 
+class UnprintableError(Exception):
+    def __str__(self):
+        raise NotImplementedError
+
+
 def read_rests(path):
     """Return each line without its time."""
     return [LINE.fullmatch(line)["rest"] for line in path.read_text().splitlines()]
@@ -92,14 +97,17 @@ def test_traceback_follows_its_line(path, capsys):
         (ValueError("bad"), "PANIC => ValueError: bad", True),
         (KeyboardInterrupt(), "PANIC => KeyboardInterrupt: ", True),
         (DataError("no data"), "PANIC => DataError: no data", False),
+        (UnprintableError(), "PANIC => UnprintableError: <exception str() failed>", True),
         (SystemExit(0), None, False),
     ],
 )
 def test_exception_that_leaves_the_block_is_logged_and_raised(error, line, traceback, path):
+    handlers = list(logging.root.handlers)
     with pytest.raises(type(error)) as caught, ExperimentLog(path):
         raise error
 
     assert caught.value is error
+    assert logging.root.handlers == handlers
     text = path.read_text()
     assert text.partition("\n")[0][28:] == (
         "" if line is None else f"ERROR stages::loggers::experiment: {line}"
