@@ -145,6 +145,8 @@ def _sweep_lock(base: FrozenProject) -> Iterator[Path]:
     finally:
         for suffix in (SWEEP_LOCK_SUFFIX, FIRST_POINT_SUFFIX):
             path.with_suffix(suffix).unlink(missing_ok=True)
+        # those of a killed sweep, in which its servers still worked when this one began
+        remove_orphaned(base.root / SERVERS_FOLDER)
 
 
 @dataclass

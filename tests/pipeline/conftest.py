@@ -102,9 +102,12 @@ def server(tmp_path_factory, database):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem):
-    """Stop the server after the last of these files: it uses 4 s of processor time in 100 s if it is idle."""
-    if nextitem is None or not nextitem.nodeid.startswith(USE_THE_SERVER):
+def pytest_runtest_teardown(item, nextitem):
+    """Stop the server after the last of these files: it uses 4 s of processor time in 100 s if it is idle.
+
+    The tests of another file, whose fixture has its address, use it up to the end of the file.
+    """
+    if nextitem is None or (nextitem.path != item.path and not nextitem.nodeid.startswith(USE_THE_SERVER)):
         SHARED_SERVER.stop()
 
 

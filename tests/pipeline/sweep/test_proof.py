@@ -1,6 +1,7 @@
 """Kill a sweep of 8 points, one of which fails, on each engine, and run the same command again."""
 
 import pytest
+from waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +31,7 @@ def test_each_valid_point_of_a_killed_sweep_runs_once(engine, recorded, project,
     assert "1 of 8 points failed" in outcome.err
     assert "learning_rate=1e+30" in outcome.err or "learning_rate=1e30" in outcome.err
     assert sweep.experiments() == names
-    assert not sweep.processes()
+    wait_until(lambda: not sweep.processes())
     for name in names:
         assert sweep.epochs(name) == list(range(1, EPOCHS + 1)), sweep.logs()[name]
         assert name not in before or sweep.attempts(name) == 1, sweep.logs()[name]

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from waiting import wait_until
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.sweep.progress import WIDTH, result_table
@@ -115,6 +116,7 @@ def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_p
         with killed.start() as process:
             killed.wait_for(process, experiments=experiments, training=0)
             process.kill()
+        wait_until(lambda: not killed.processes())  # they end soon after the sweep
     resumed = killed.run()
 
     assert whole.code == resumed.code == 1  # one point fails

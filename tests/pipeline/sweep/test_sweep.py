@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from pages import page
 from projects import Project
-from waiting import LIMIT_SECONDS
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.project_copy import freeze
 from pipeline.sweep.progress import collect_points
@@ -398,7 +398,7 @@ def test_interrupted_points_are_saved_and_resumed_as_a_flow_on_dask(project, swe
         out = (project.folder.parent / "sweep.out").read_text()
     assert "0 of 2 points are done. Run the same command again to resume" in out
     assert "Traceback" not in out
-    assert not sweep.processes()
+    wait_until(lambda: not sweep.processes())
 
     outcome = sweep_in(project, *command, PREFECT_API_URL=server).run()
 
