@@ -63,14 +63,14 @@ def _deflate_on(
     """Yield the results of `_deflate` in order, while *ahead* chunks are compressed."""
     waiting: deque[Future[tuple[bytes, int, int]]] = deque()
     for chunk in chunks:
-        waiting.append(pool.submit(_deflate, chunk))
+        waiting.append(pool.submit(_deflate, bytes(chunk)))
         if len(waiting) > ahead:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _deflate(chunk: bytearray | memoryview) -> tuple[bytes, int, int]:
+def _deflate(chunk: bytes) -> tuple[bytes, int, int]:
     """Return *chunk* as independent blocks that end at a byte boundary, its checksum and its length."""
     stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS, _MEMORY_LEVEL)
     data = stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH)
