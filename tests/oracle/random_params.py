@@ -29,9 +29,8 @@ from templates import short
 from stages.devices import prepare_portable
 
 TOLERANCE = 1e-4
-ADAM = {"kind": "adam"}
 OPTIMIZERS = (
-    ADAM,
+    {"kind": "adam"},
     {"kind": "adamw", "weight_decay": 0.1},
     {"kind": "sgd", "momentum": 0.9},
     {"kind": "rmsprop"},
@@ -48,7 +47,7 @@ CLIPPING = (
     {"kind": "norm", "max_norm": 0.5},
     {"kind": "global_norm", "max_norm": 0.5},
 )
-HALVES = {"kind": "exponential", "gamma": 0.9}, {"kind": "constant", "initial": 1.0}
+PARTS = {"kind": "exponential", "gamma": 0.9}, {"kind": "constant", "initial": 1.0}
 SCHEDULES = (
     {"kind": "constant"},
     {"kind": "linear", "final": 1e-5, "num_iters": "100 %"},
@@ -58,12 +57,13 @@ SCHEDULES = (
 )
 OTHER_SCHEDULES = (
     {"kind": "noam", "warmup_steps": 4, "model_size": 16},
-    {"kind": "sequential", "schedulers": [*HALVES], "milestones": [3]},
-    {"kind": "composed", "schedulers": [*HALVES]},
+    {"kind": "sequential", "schedulers": [*PARTS], "milestones": [3]},
+    {"kind": "composed", "schedulers": [*PARTS]},
     {"kind": "one_cycle", "per": "batch", "max_lr": 0.01, "total_steps": 500},
     {"kind": "multi_step", "per": "epoch", "milestones": [2]},
     {"kind": "reduce_on_plateau", "patience": 0},
 )
+AVERAGES = ({"kind": "ema", "decay": 0.9}, {"kind": "swa", "start_epoch": 2})
 OF_CLASSES = ("accuracy", {"kind": "top_k", "k": 2}, "auroc", "auc_pr", "f_beta", "matthews", "perplexity")
 OF_NUMBERS = ("mse", "mae")
 AUGMENTATIONS = (
@@ -101,30 +101,53 @@ def write_data(r, path):
 
 def draw(r, shape, classes, *, has_splits):
     """Return random params for data of these properties, all but a few of which `learner check` accepts."""
-    may = lambda share, options: options if r.random() < share else {}  # noqa: E731  a word of this function
+    loading = draw_loading(r, has_splits=has_splits)
+    has_valid = loading.get("valid_fraction") != 0.0
+    building = draw_building(r, shape, classes, has_valid=has_valid)
+    fit = draw_fit(r, shape, classes, building["optimizer"]["kind"], has_valid=has_valid)
+    saving = draw_saving(r, has_valid=has_valid)
+    return {"load_data": loading, "build_learner": building, "fit": fit, "save_model": saving}
+
+
+def may(r, share, options):
+    """Return *options* with the probability *share*, and else nothing."""
+    return options if r.random() < share else {}
+
+
+def draw_loading(r, *, has_splits):
+    """Return the section ``load_data``."""
     loading = {"source": {"kind": "npz", "path": "data.npz"}, "seed": r.randrange(99)}
-    loading |= may(0.4, {"test_fraction": 0.2}) | may(0.2, {"stratify": False})
+    loading |= may(r, 0.4, {"test_fraction": 0.2}) | may(r, 0.2, {"stratify": False})
     if not has_splits:
         loading |= r.choice([{"valid_fraction": 0.25}, {"valid_fraction": 0.0}, {"folds": 3, "fold": 3}])
     kind, per = r.choice(["mean_std", "min_max", "none"]), r.choice(["dataset", "channel"])
-    loading |= may(0.4, {"normalization": {"kind": kind, "per": per}})
-    has_valid = loading.get("valid_fraction") != 0.0
+    return loading | may(r, 0.4, {"normalization": {"kind": kind, "per": per}})
 
-    optimizer = r.choice(OPTIMIZERS) | {"learning_rate": 0.01} | may(0.3, {"clipping": r.choice(CLIPPING)})
+
+def draw_building(r, shape, classes, *, has_valid):
+    """Return the section ``build_learner``."""
+    optimizer = r.choice(OPTIMIZERS) | {"learning_rate": 0.01}
+    optimizer |= may(r, 0.3, {"clipping": r.choice(CLIPPING)})
     schedule = r.choice(OTHER_SCHEDULES)
+    if schedule["kind"] == "reduce_on_plateau" and not has_valid:
+        schedule = schedule | {"monitor": "train Loss"}
     if r.random() < 0.6:
-        schedule = r.choice(SCHEDULES) | may(0.3, {"warmup": r.choice([3, "10 %"])})
-        schedule |= may(0.3, {"per": r.choice(["epoch", "update"])})
+        schedule = r.choice(SCHEDULES) | may(r, 0.3, {"warmup": r.choice([3, "10 %"])})
+        schedule |= may(r, 0.3, {"per": r.choice(["epoch", "update"])})
     model = {"kind": "mlp" if classes else "mlp_regressor", "hidden_sizes": r.choice([[8], [4, 4]])}
-    model |= may(0.3, {"dropout": 0.3})
+    model |= may(r, 0.3, {"dropout": 0.3})
     if len(shape) > 1 and r.random() < 0.5:
         model = {"kind": "cnn", "hidden_size": 8, "channels": [2, 3], "pool_size": 2}
     building = {"seed": r.randrange(99), "model": model, "optimizer": optimizer, "schedule": schedule}
-    building |= may(0.2, {"parameter_groups": [{"match": "bias", "learning_rate": 0.003}]})
-    building |= may(0.15, {"freeze": ["weight"]})
+    building |= may(r, 0.2, {"parameter_groups": [{"match": "bias", "learning_rate": 0.003}]})
+    building |= may(r, 0.15, {"freeze": ["weight"]})
     if classes:
-        building |= may(0.25, {"label_smoothing": 0.1}) | may(0.25, {"class_weights": "balanced"})
+        building |= may(r, 0.25, {"label_smoothing": 0.1}) | may(r, 0.25, {"class_weights": "balanced"})
+    return building
 
+
+def draw_fit(r, shape, classes, optimizer, *, has_valid):
+    """Return the section ``fit`` for the kind *optimizer*."""
     measured = r.sample(OF_CLASSES, 3) if classes else [*OF_NUMBERS]
     fit = {
         "num_epochs": r.choice([2, 3, 4]),
@@ -133,36 +156,39 @@ def draw(r, shape, classes, *, has_splits):
         "seed": r.randrange(99),
         "device": r.choice(["cpu", "cpu", "cpu", ["cpu", "cpu"]]),
         "num_threads": 1,
-        "metrics": ["loss", *measured, *may(0.3, ["learning_rate"])],
+        "metrics": ["loss", *measured, *may(r, 0.3, ["learning_rate"])],
     }
     window = {"batches": r.choice([2, 3]), "reduction": r.choice(["mean", "sum"])}
     window["leftover"] = r.choice(["flush", "drop", "carry"])
-    fit |= may(0.3, {"grads_accumulation": window})
-    fit |= may(
-        0.3, {"averaging": r.choice([{"kind": "ema", "decay": 0.9}, {"kind": "swa", "start_epoch": 2}])}
-    )
-    fit |= may(0.25, {"limit_batches": r.choice([2, {"train": 3}, {"valid": 1}])})
-    fit |= may(0.12, {"overfit_batches": r.choice([1, 2])})
-    fit |= may(0.25, {"validate_every": 2}) | may(0.2, {"sanity_check": 2})
-    fit |= may(0.2, {"fast_path": "off"}) | may(0.15, {"gradient_checkpointing": True})
-    fit |= may(0.2, {"non_finite": {"kind": "skip", "limit": 3}})
-    fit |= may(0.15, {"precision": r.choice(["bf16", "fp16"])})
-    if "precision" not in fit and optimizer["kind"] not in UNPORTABLE:
-        fit |= may(0.2, {"portable": True})
+    fit |= may(r, 0.3, {"grads_accumulation": window}) | may(r, 0.3, {"averaging": r.choice(AVERAGES)})
+    fit |= may(r, 0.25, {"limit_batches": r.choice([2, {"train": 3}, {"valid": 1}])})
+    fit |= may(r, 0.12, {"overfit_batches": r.choice([1, 2])})
+    fit |= may(r, 0.25, {"validate_every": 2}) | may(r, 0.2, {"sanity_check": 2})
+    fit |= may(r, 0.2, {"fast_path": "off"}) | may(r, 0.15, {"gradient_checkpointing": True})
+    fit |= may(r, 0.2, {"non_finite": {"kind": "skip", "limit": 3}})
+    fit |= may(r, 0.15, {"precision": r.choice(["bf16", "fp16"])})
+    if "precision" not in fit and optimizer not in UNPORTABLE:
+        fit |= may(r, 0.2, {"portable": True})
     stopping = {"metric": "Loss", "n_epochs": 1, "split": "valid" if has_valid else "train"}
-    fit |= may(0.25, {"early_stopping": stopping})
-    fit |= may(0.25, {"recorder": r.choice(RECORDERS)}) | may(0.12, {"burn": r.choice(["0.21", "0.22"])})
-    fit |= may(0.4, {"checkpoint_every_steps": r.choice([1, 2, 5])})
-    fit |= may(0.15, {"loggers": [r.choice(["tsv", "tensorboard", "json_lines"])]})
+    fit |= may(r, 0.25, {"early_stopping": stopping})
+    fit |= may(r, 0.25, {"recorder": r.choice(RECORDERS)}) | may(
+        r, 0.12, {"burn": r.choice(["0.21", "0.22"])}
+    )
+    fit |= may(r, 0.4, {"checkpoint_every_steps": r.choice([1, 2, 5])})
+    fit |= may(r, 0.15, {"loggers": [r.choice(["tsv", "tensorboard", "json_lines"])]})
     if len(shape) > 1:
-        fit |= may(0.35, {"augment": r.sample(AUGMENTATIONS, 2)})
+        fit |= may(r, 0.35, {"augment": r.sample(AUGMENTATIONS, 2)})
+    return fit
 
+
+def draw_saving(r, *, has_valid):
+    """Return the section ``save_model``."""
     exports = r.choice([[], [], ["safetensors"], ["burnpack", "model_card"], ["pt2"], ["onnx"]])
     saving = {"exports": exports, "epoch": r.choice(["last", "best"] if has_valid else ["last"])}
-    saving |= may(0.2, {"weights": "raw"})
+    saving |= may(r, 0.2, {"weights": "raw"})
     if exports in (["pt2"], ["onnx"]):
-        saving |= may(0.4, {"preprocess": True})
-    return {"load_data": loading, "build_learner": building, "fit": fit, "save_model": saving}
+        saving |= may(r, 0.4, {"preprocess": True})
+    return saving
 
 
 def try_params(seed, template, folder):
@@ -209,7 +235,7 @@ def kill_and_run(r, project, killed, seconds, log):
 
 
 def evaluate(project, split, params):
-    """Return how the evaluation of *split* differs from the last values of the run, where it has the same."""
+    """Return how the evaluation of *split* differs from the values that the last epoch of the run has."""
     done = project.call("evaluate", "--source", split, "--json")
     if done.code or "Traceback" in done.text:
         return [f"evaluate {split}: {done.text}"]
