@@ -105,10 +105,10 @@ class _LineHandler(logging.Handler):
 
     def write_panic(self, error: BaseException) -> None:
         """Write the exception that ended the run, with its traceback unless it is a user's mistake."""
-        message = traceback.TracebackException.from_exception(error)  # a user's own __str__ may fail
-        text = f"PANIC => {type(error).__name__}: {message}"
+        described = traceback.TracebackException.from_exception(error)  # a user's own __str__ may fail
+        text = f"PANIC => {type(error).__name__}: {described}"
         if not isinstance(error, StageError | KilledError):
-            text += "\n" + "".join(traceback.format_exception(error)).rstrip()
+            text += "\n" + "".join(described.format()).rstrip()
         with suppress(OSError):  # a full disk must not hide the error that ended the run
             self._write(logging.makeLogRecord({"name": __name__, "levelno": logging.ERROR, "msg": text}))
 
