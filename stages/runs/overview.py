@@ -47,7 +47,7 @@ class Beat:
     """Finished batches of this epoch and split."""
     steps: int
     time: datetime
-    first_epoch: int = 1
+    first_epoch: int
     """The first epoch of the process: after a resume, the epoch after the checkpoint."""
 
 

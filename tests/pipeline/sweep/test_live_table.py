@@ -213,7 +213,7 @@ def test_long_names_and_many_points_fit_the_terminal(training):
 
 def beat(epoch, step, seconds, split="train"):
     owner = ProcessIdentity.of_this_process()
-    return Beat(owner, epoch, 4, split, step, 10, START + timedelta(seconds=seconds))
+    return Beat(owner, epoch, 4, split, step, 10, START + timedelta(seconds=seconds), first_epoch=1)
 
 
 @pytest.mark.parametrize(
