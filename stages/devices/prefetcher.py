@@ -118,7 +118,7 @@ class _Slot:
         self._buffers: dict[int, Tensor] = {}
         self._used = 0
         self._pinned: list[Tensor] = []
-        """The tensors that are copied from where they are, which keeps their memory."""
+        """The tensors that are copied without a buffer, which keeps their memory."""
 
     def begin(self) -> None:
         """Wait until the buffers may be overwritten."""
