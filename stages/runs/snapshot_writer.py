@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -34,6 +35,8 @@ SPARE_BYTES = 1 << 20
 """Memory for what later checkpoints add, such as a position within the epoch."""
 PORTABLE = 1
 """Of ``cudaHostRegister``: the memory is pinned for all devices."""
+MADV_HUGEPAGE, MADV_WIPEONFORK = 14, 18
+"""Of Linux; Python has no name for the second, and on macOS for neither."""
 
 
 class HostSnapshot:
@@ -208,13 +211,14 @@ def _has_plain_memory(tensor: Tensor) -> bool:
 def _map_memory(nbytes: int) -> Any:
     """Return memory as an array of bytes.
 
-    It has huge pages, which are faster to copy to. Forked workers do not inherit it, because the next
-    snapshot would have to duplicate its pages.
+    On Linux it has huge pages, which are faster to copy to, and a forked worker has zeros in it, so that the
+    next snapshot duplicates no shared page. With MADV_DONTFORK the worker could map other memory at the same
+    address, which it would lose when it frees this object.
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
-    with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    for advice in (MADV_HUGEPAGE, MADV_WIPEONFORK) if sys.platform == "linux" else ():
+        with suppress(OSError):  # a kernel without it
+            memory.madvise(advice)
     return (ctypes.c_uint8 * nbytes).from_buffer(memory)
 
 

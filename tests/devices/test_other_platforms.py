@@ -20,10 +20,11 @@ LINUX_NAMES = {
         "splice",
     ),
     *("sched_setaffinity", "O_PATH", "O_TMPFILE", "sendfile", "setns", "unshare"),
+    *("MADV_DONTFORK", "MADV_HUGEPAGE"),
 }
-"""Names in `os`, `signal` and `fcntl` that macOS lacks."""
+"""Names in `os`, `signal`, `fcntl` and `mmap` that macOS lacks."""
 PROGRAM = """
-import os, pathlib, platform, signal, sys, sysconfig
+import mmap, os, pathlib, platform, signal, sys, sysconfig
 
 import numpy as np
 import psutil, pydantic, torch
@@ -33,6 +34,7 @@ sysconfig.get_config_vars()  # read from a module with the name of the platform
 for name in {names!r}:
     vars(os).pop(name, None)
     vars(signal).pop(name, None)
+    vars(mmap).pop(name, None)
 sys.platform = "darwin"
 platform.machine, platform.system = lambda: "arm64", lambda: "Darwin"
 

@@ -1,6 +1,8 @@
 """A snapshot of a checkpoint shares nothing with the state, and holds each byte of it once."""
 
 import gc
+import mmap
+import os
 from contextlib import nullcontext
 
 import psutil
@@ -132,6 +134,39 @@ def test_allocated_memory_is_in_use_before_the_first_copy():
     batches = 4 << 20  # the kernel adds the pages of a processor to this figure in batches
     assert provided - before >= state.nbytes - batches
     assert process.memory_info().rss - provided < state.nbytes // 2
+
+
+def test_forked_process_that_frees_a_snapshot_keeps_its_own_memory():
+    snapshot = HostSnapshot()
+    snapshot.allocate(Checkpoint({"w": torch.zeros(1 << 22)}, {}, None))
+    pid = os.fork()
+    if pid == 0:
+        blocks = [mmap.mmap(-1, 1 << 20) for _ in range(64)]  # the system may place them into a hole
+        for block in blocks:
+            block[:1] = b"x"
+        del snapshot
+        os._exit(0 if all(block[:1] == b"x" for block in blocks) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_fork_copies_no_page_of_a_snapshot():
+    snapshot = HostSnapshot()
+    snapshot.allocate(Checkpoint({"w": torch.zeros(1 << 22)}, {}, None))
+    snapshot.touch()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reader, 1)
+        os._exit(0)
+
+    before = psutil.Process().memory_full_info().uss
+    snapshot.touch()
+    copied = psutil.Process().memory_full_info().uss - before
+    os.write(writer, b"x")
+    os.waitpid(pid, 0)
+
+    assert copied < snapshot.nbytes / 2
 
 
 def test_containers_are_copied():
