@@ -105,7 +105,7 @@ def _check_project(command: str | None) -> None:
     from pipeline.project.git import check_delivered_files
     from stages.runs.layout import PARAMS_JOURNAL
 
-    check_delivered_files()
+    check_delivered_files(is_repair=command == "doctor")
     if not PARAMS_JOURNAL.exists():
         return
     from pipeline.engine.params_journal import describe_open_journal, restore_idle_params

@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,10 @@ VARIABLES_OF_A_REPOSITORY = (
 Git itself passes those, GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, on to its calls for a submodule.
 """
 MAX_LISTED_FILES = 3
+EXPERIMENT_ARGUMENTS = ".dvc/tmp/repro.dat"
+"""The file with its arguments that `dvc exp run` stages for less than a second."""
+STAGING_SECONDS = 3
+POLL_SECONDS = 0.1
 
 
 def list_tracked_files(folder: Path) -> dict[Path, bool]:
@@ -161,25 +166,49 @@ def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}
 
 
-def check_delivered_files() -> None:
+def check_delivered_files(*, is_repair: bool = False) -> None:
     """Raise `StageError` if git tracks files of the state of this project, or another user has written them.
 
-    Also raise it if git tracks a link in the folder of DVC, or a link to a device, which may have no end.
+    Also raise it if git tracks a link in the folder of DVC, or a link to a device, which may have no end. A
+    repair, `learner doctor`, accepts the arguments that a killed `dvc exp run` has staged.
     """
     runs, dvc = runs_root().absolute(), find_above(DVC_FOLDER).absolute()
     if os.path.lexists(runs):
         _check_owner(runs)
-    refused = []
-    for root in {path.parent for path in (runs, dvc) if os.path.lexists(path)}:
-        if may_track(root, (RUNS_FOLDER, ".dvc/tmp")):
-            tracked = list_tracked_files(root).items()
-            refused += [str(path) for path, is_link in tracked if _is_refused(root, path, is_link=is_link)]
+    roots = {path.parent for path in (runs, dvc) if os.path.lexists(path)}
+    refused, deadline = _list_refused(roots), time.monotonic() + STAGING_SECONDS
+    while refused == {EXPERIMENT_ARGUMENTS: False} and not _is_committed(dvc.parent, EXPERIMENT_ARGUMENTS):
+        if is_repair:
+            return
+        if time.monotonic() > deadline:
+            raise StageError(
+                f"a killed `dvc exp run` has left {EXPERIMENT_ARGUMENTS} in git's index. Run `learner doctor "
+                "--fix`, which undoes its changes"
+            )
+        time.sleep(POLL_SECONDS)
+        refused = _list_refused(roots)
     if refused:
         raise StageError(
             f"git tracks {join_names(refused, MAX_LISTED_FILES)}: files that only runs on this machine may "
             "write, or links in their place or to devices. Find out who has added them, run "
             "`git rm -r --cached` for them, and remove them"
         )
+
+
+def _list_refused(roots: Iterable[Path]) -> dict[str, bool]:
+    """Return whether it is a link for each file below one of *roots* that git must not deliver."""
+    refused: dict[str, bool] = {}
+    for root in roots:
+        tracked = list_tracked_files(root) if may_track(root, (RUNS_FOLDER, ".dvc/tmp")) else {}
+        refused |= {
+            str(path): link for path, link in tracked.items() if _is_refused(root, path, is_link=link)
+        }
+    return refused
+
+
+def _is_committed(root: Path, path: str) -> bool:
+    """Return whether the commit of HEAD has the file *path*, relative to *root*."""
+    return try_git(root, "cat-file", "-e", f"HEAD:./{path}").returncode == 0
 
 
 def _is_refused(root: Path, path: Path, *, is_link: bool) -> bool:

@@ -120,6 +120,40 @@ def test_checkout_without_changes_is_restored(project, monkeypatch, moment):
     assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
+def test_commands_refuse_what_a_killed_experiment_has_staged_and_name_the_remedy(project):
+    kill_experiment(project, "arguments staged")
+
+    for command in ("status", "run"):
+        refused = project.call(command)
+        assert refused.code == 1
+        assert "a killed `dvc exp run` has left .dvc/tmp/repro.dat in git's index" in refused.err
+        assert "Run `learner doctor --fix`" in refused.err
+
+    project.call("doctor", "--fix").ok()
+    assert project.call("status").code == 0
+
+
+def test_commands_wait_until_an_experiment_that_starts_has_unstaged_its_arguments(project):
+    arguments = project.folder / ".dvc/tmp/repro.dat"
+    arguments.parent.mkdir(exist_ok=True)
+    arguments.touch()
+    project.ok("git", "add", "--force", str(arguments))
+    unstage = ("sh", "-c", "sleep 0.5; git rm -q --cached .dvc/tmp/repro.dat")
+    with subprocess.Popen(unstage, cwd=project.folder):
+        assert project.call("status").code == 0
+
+
+def test_committed_arguments_of_an_experiment_are_refused_by_every_command(project):
+    kill_experiment(project, "arguments staged")
+    project.ok("git", "commit", "-qam", "What was staged")
+
+    for command in (("status",), ("doctor", "--fix")):
+        refused = project.call(*command)
+        assert refused.code == 1
+        assert "git tracks .dvc/tmp/repro.dat" in refused.err
+        assert "git rm -r --cached" in refused.err
+
+
 def test_temporary_references_of_an_experiment_are_removed(project, monkeypatch):
     kill_experiment(project, "copied")
     assert project.ok("git", "for-each-ref", "refs/exps/temp")
