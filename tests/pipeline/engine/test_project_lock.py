@@ -17,7 +17,7 @@ from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import _Holder, project_lock
 from pipeline.engine.params_journal import edit_params
-from pipeline.project.lockfile import RWLOCK, read_lockfile
+from pipeline.project.lockfile import read_lockfile
 from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK
 from stages.system.file_lock import try_lock, unlock
@@ -223,6 +223,28 @@ def test_waiting_run_edits_params_after_dvc_has_recorded_its_last_stage(finished
     assert recorded["num_epochs"] == json.loads(Path("artifacts/metrics.json").read_text())["epoch"] == 3
 
 
+@pytest.mark.parametrize("content", ["", "null", "[]", "{}", "{", '{"pid": null}'])
+def test_file_without_a_pid_keeps_no_lock(folder, content):
+    for name in ("exps/run/workspace/workspace.json", "lock"):
+        (folder / ".dvc/tmp" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / ".dvc/tmp" / name).write_text(content)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        with project_lock(dvc=other.pid):
+            pass
+
+        with project_lock():
+            assert PROJECT_LOCK.read_text().startswith(f"{os.getpid()} ")
+
+
+HOLD_FILE = """
+import fcntl, pathlib, sys
+path = pathlib.Path(sys.argv[1])
+path.parent.mkdir(parents=True, exist_ok=True)
+file = path.open("w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read(1)
+"""
 REPRODUCE = """
 import sys
 from dvc.repo import Repo
@@ -249,10 +271,20 @@ def test_process_that_continues_after_its_stages_does_not_keep_the_lock(finished
         notebook.stdin.close()
 
 
-def test_lock_is_kept_by_the_dvc_process_of_the_last_stage_until_that_is_killed(folder):
-    dvc = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    RWLOCK.parent.mkdir(parents=True)
-    RWLOCK.write_text(json.dumps({"write": {"artifacts": {"pid": dvc.pid, "cmd": "dvc repro"}}}))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rwlock", '{{"write": {{"artifacts": {{"pid": {pid}, "cmd": "dvc repro"}}}}}}'),
+        ("exps/run/workspace/workspace.json", '{{"pid": {pid}}}'),
+        ("lock", " {pid}\n"),
+    ],
+)
+def test_lock_is_kept_by_the_dvc_process_of_the_last_stage_until_that_is_killed(folder, name, content):
+    dvc = subprocess.Popen(
+        [sys.executable, "-c", HOLD_FILE, f".dvc/tmp/{name}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert dvc.stdout.readline() == b"held\n"
+    (folder / ".dvc/tmp" / name).write_text(content.format(pid=dvc.pid))
     with project_lock(dvc=dvc.pid):
         pass
 

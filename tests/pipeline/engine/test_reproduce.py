@@ -68,6 +68,25 @@ def test_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
     assert OUT.read_text() == "make: 1\n"
 
 
+def test_reasons_of_a_stage_are_printed_if_it_runs_and_if_it_is_restored(body, capsys):
+    for number in (1, 2, 1):
+        PARAMS.write_text(f"make: {number}\n")
+        reproduce("make", run=body)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "make is out of date: make: 1 → 2",
+        "make is out of date: make: 2 → 1",
+    ]
+
+
+def test_output_is_a_hard_link_if_the_cache_has_such_links(body):
+    Path(".dvc/config.local").write_text("[cache]\ntype = hardlink\n")
+
+    assert reproduce("make", run=body) is Outcome.RAN
+
+    assert OUT.stat().st_nlink == 2
+
+
 def test_environment_variables_are_restored(body, monkeypatch):
     monkeypatch.setenv("DVC_STAGE", "outer")
 

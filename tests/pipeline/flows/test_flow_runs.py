@@ -148,6 +148,24 @@ def test_run_of_targets_without_fit_completes_in_a_workspace_without_results(pro
     assert not (project.folder / "artifacts/train").exists()
 
 
+def test_run_is_named_after_its_overrides_logs_its_stages_and_pushes_their_outputs(
+    workspace, server, tmp_path, caplog
+):
+    store = tmp_path / "store"
+    (workspace.folder / ".dvc/config.local").write_text(
+        f"[core]\nremote = store\n['remote \"store\"']\nurl = {store}\n"
+    )
+
+    state = run(push=True, overrides=["fit.num_epochs=3", "fit.batch_size=16"])
+
+    assert state.is_completed()
+    flow_run = Api(server).get(f"flow_runs/{state.state_details.flow_run_id}")
+    assert flow_run["name"] == "num_epochs=3, batch_size=16"
+    assert f"{FIRST}: ran" in caplog.messages
+    assert "files pushed" in caplog.text
+    assert list(store.rglob("*"))
+
+
 def test_run_waits_for_the_workspace_no_longer_than_its_timeout(workspace):
     with project_lock():
         state = run(timeout_seconds=0.5)

@@ -373,6 +373,23 @@ def test_watchdog_removes_what_dvc_has_copied_in_part(project, tmp_path_factory)
     assert all(path.exists() for path in kept)
 
 
+def test_watchdog_keeps_copies_beside_outputs_while_dvc_runs(project):
+    Path("dvc.yaml").write_text("vars: [{paths: {data: data/prepared}}]")
+    copy = Path("data", f".{'a' * 22}.tmp")
+    copy.parent.mkdir()
+    copy.touch()
+
+    watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
+    fork_watchdog(watched.pid)
+    wait_until(lambda: is_claimed(watched.pid))
+
+    with try_dvc_lock(TEMPORARY / "lock"):
+        watched.communicate()
+        wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
+
+    assert copy.exists()
+
+
 PARAMS = {
     "numbers": [1e-05, 1e-4, 0.1, 1e22, 1e300, float("inf"), -0.0, 0, 12345678901234567890, True, None],
     "texts": [

@@ -112,6 +112,13 @@ def test_variables_resolve_without_a_params_file(folder):
     assert list(map(str, take_snapshot("fit").files)) == ["inputs/deep/b.txt"]
 
 
+@pytest.mark.parametrize("name", ["absent.yaml", "absent.py", "absent.toml"])
+def test_param_of_a_missing_file_is_missing(folder, name):
+    (folder / "dvc.yaml").write_text(f"stages: {{fit: {{params: [{name}: [key]]}}}}\n")
+
+    assert take_snapshot("fit") == Snapshot("fit", {f"{name}: key": "missing"}, {})
+
+
 def test_file_beyond_the_limit_of_hashed_bytes_has_no_digest(folder, monkeypatch):
     monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 3)
 
