@@ -1,10 +1,12 @@
 """Runs of random configurations equal a plain loop in float64: a few, and 300 with ``make long``.
 
-Projects with random params keep their promises, with ``make long``; the other tests try one option at a time.
+Projects with random params, and random sequences of commands, keep their promises, with ``make long``; the
+other tests try one option or one command at a time.
 """
 
 import oracle
 import pytest
+import random_commands
 import random_params
 from long_tests import long
 
@@ -21,3 +23,11 @@ def test_random_runs_are_those_of_a_plain_loop(first, count, ranks, tmp_path):
 @pytest.mark.parametrize("seed", range(1, 25))
 def test_projects_with_random_params_keep_their_promises(seed, project, tmp_path):
     assert random_params.try_params(seed, project, tmp_path) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_outputs_are_those_of_a_fresh_checkout_whatever_came_before(seed, project, tmp_path):
+    references = random_commands.References(project, tmp_path)
+
+    assert random_commands.Sequence(seed, project, tmp_path, references, length=20).run() == []
