@@ -324,6 +324,7 @@ class SnapshotWriter:
 
 
 def _lower_priority() -> None:
-    """Raise the niceness of this thread, which on Linux is its own, unless it is higher already."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+    """Raise the niceness of this thread, unless it is higher already; only on Linux threads have one."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
