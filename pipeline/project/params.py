@@ -47,6 +47,9 @@ MEASURED = {
 """Kinds of these metrics that the outputs of the built-in models have the values for."""
 ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 """The kinds of a schedule whose length its arguments set."""
+CYCLES = (*ONE_CYCLE, "cyclic", schedules.BUILT_IN["cyclic"])
+"""The kinds of a schedule that changes the momentum too, by default."""
+WITHOUT_MOMENTUM = ("adagrad", "lbfgs")
 
 
 class Params(Config):
@@ -152,12 +155,13 @@ def list_conflicts(params: Params) -> list[str]:
     """Return a line for each rule and schedule in *params* that does not fit the rest of them.
 
     These are rules about a split that the data does not have, a best epoch whose checkpoint is removed, and
-    a schedule that is shorter than the run.
+    a schedule that is shorter than the run, or changes a momentum that the optimizer does not have.
     """
     return [
         *_find_rules_without_validation(params),
         *_find_dropped_best(params),
         *_find_short_schedules(params),
+        *_find_missing_momentum(params),
     ]
 
 
@@ -211,6 +215,18 @@ def _find_short_schedules(params: Params) -> Iterator[str]:
         yield (
             f"build_learner.schedule.total_steps: the schedule ends after {length} steps, one per "
             f"{schedule.per}, but fit.num_epochs is {epochs}. Set it to the steps of the whole run"
+        )
+
+
+def _find_missing_momentum(params: Params) -> Iterator[str]:
+    """Yield a line for a schedule that changes the momentum of an optimizer that has none."""
+    schedule, optimizer = params.build_learner.schedule, params.build_learner.optimizer.kind
+    if not isinstance(schedule, ScheduleUse) or schedule.kind not in CYCLES:
+        return
+    if schedule.arguments.get("cycle_momentum", True) and optimizer in WITHOUT_MOMENTUM:
+        yield (
+            f"build_learner.schedule: {schedule.kind} changes the momentum, which {optimizer} does not have. "
+            "Set cycle_momentum: false, or use another optimizer"
         )
 
 

@@ -17,9 +17,11 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
@@ -66,6 +68,7 @@ OTHER_SCHEDULES = (
 AVERAGES = ({"kind": "ema", "decay": 0.9}, {"kind": "swa", "start_epoch": 2})
 OF_CLASSES = ("accuracy", {"kind": "top_k", "k": 2}, "auroc", "auc_pr", "f_beta", "matthews", "perplexity")
 OF_NUMBERS = ("mse", "mae")
+OF_MASKS = ("accuracy", {"kind": "mean_iou", "num_classes": 3}, {"kind": "dice", "num_classes": 3})
 AUGMENTATIONS = (
     {"kind": "random_crop", "padding": 1},
     {"kind": "horizontal_flip"},
@@ -77,8 +80,29 @@ INEXACT = ("compact", "pretty_json")
 """Recorders that round the weights, or their text, so that an evaluation has other digits."""
 
 
-def write_data(r, path):
-    """Write a random data set to *path*, and return the shape of an input, its classes and its splits."""
+@dataclass(frozen=True)
+class Data:
+    """A random data set in a project."""
+
+    source: dict
+    """The param ``load_data.source``."""
+    new: str | None
+    """The inputs of ``learner predict``; None for masks, which it does not write."""
+    shape: tuple
+    """The shape of an input."""
+    classes: int
+    """The number of classes; 0 for a regression."""
+    has_splits: bool = False
+    has_masks: bool = False
+
+
+def write_data(r, folder):
+    """Write random data to *folder*."""
+    return r.choice([write_arrays, write_arrays, write_images, write_masks, write_table])(r, folder)
+
+
+def write_arrays(r, folder):
+    """Write an archive of arrays."""
     generator = np.random.default_rng(r.randrange(1 << 30))
     count, classes = r.choice([40, 67, 90]), r.choice([0, 2, 3, 3])
     shape = r.choice([(1, 8, 8), (3, 8, 8), (6,)]) if classes else (5,)
@@ -94,17 +118,57 @@ def write_data(r, path):
     if has_splits:
         arrays = {"x_train": inputs[cut:], "y_train": targets[cut:]}
         arrays |= {"x_test": inputs[:cut], "y_test": targets[:cut]}
-    np.savez(path, **arrays)
-    np.save(path.parent / "new.npy", inputs[:cut])
-    return shape, classes, has_splits
+    np.savez(folder / "data.npz", **arrays)
+    np.save(folder / "new.npy", inputs[:cut])
+    return Data({"kind": "npz", "path": "data.npz"}, "new.npy", shape, classes, has_splits)
 
 
-def draw(r, shape, classes, *, has_splits):
-    """Return random params for data of these properties, all but a few of which `learner check` accepts."""
-    loading = draw_loading(r, has_splits=has_splits)
+def write_images(r, folder):
+    """Write a folder of images for each class."""
+    generator, classes = np.random.default_rng(r.randrange(1 << 30)), r.choice([2, 3])
+    for number in range(r.choice([40, 61])):
+        path = folder / f"images/class{number % classes}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (9, 10, 3)).astype(np.uint8)).save(path)
+    mode = r.choice(["gray", "rgb"])
+    source = {"kind": "image_folder", "path": "images", "size": [8, 8], "mode": mode}
+    return Data(source, "images", (1 if mode == "gray" else 3, 8, 8), classes)
+
+
+def write_masks(r, folder):
+    """Write images and their masks."""
+    generator = np.random.default_rng(r.randrange(1 << 30))
+    for number in range(r.choice([40, 61])):
+        content = generator.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        mask = (content[..., 0] // 100).astype(np.uint8)
+        mask[0, 0] = r.choice([0, 255])
+        for name, pixels in (("images", content), ("masks", mask)):
+            (folder / name).mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    source = {"kind": "image_folder", "path": "images", "masks": "masks", "ignored": 255}
+    return Data(source, None, (3, 8, 8), 3, has_masks=True)
+
+
+def write_table(r, folder):
+    """Write a table with numbers, categories and missing values."""
+    classes, lines = r.choice([0, 2, 3]), ["kind,first,second,target"]
+    for number in range(r.choice([40, 67])):
+        first = "" if r.random() < 0.1 else f"{r.gauss(0, 3):.3f}"
+        target = f"class{number % classes}" if classes else f"{r.random():.3f}"
+        lines.append(f"{r.choice('abc')},{first},{r.randrange(50)},{target}")
+    (folder / "data.csv").write_text("\n".join(lines) + "\n")
+    (folder / "new.csv").write_text("\n".join(line for line in lines if ",," not in line) + "\n")
+    source = {"kind": "table", "path": "data.csv", "target": "target", "categorical": ["kind"]}
+    source["missing"] = r.choice(["mean", "drop"])
+    return Data(source, "new.csv", (5,), classes)
+
+
+def draw(r, data):
+    """Return random params for *data*, all but a few of which `learner check` accepts."""
+    loading = draw_loading(r, data)
     has_valid = loading.get("valid_fraction") != 0.0
-    building = draw_building(r, shape, classes, has_valid=has_valid)
-    fit = draw_fit(r, shape, classes, building["optimizer"]["kind"], has_valid=has_valid)
+    building = draw_building(r, data, has_valid=has_valid)
+    fit = draw_fit(r, data, building["optimizer"]["kind"], has_valid=has_valid)
     saving = draw_saving(r, has_valid=has_valid)
     return {"load_data": loading, "build_learner": building, "fit": fit, "save_model": saving}
 
@@ -114,17 +178,19 @@ def may(r, share, options):
     return options if r.random() < share else {}
 
 
-def draw_loading(r, *, has_splits):
+def draw_loading(r, data):
     """Return the section ``load_data``."""
-    loading = {"source": {"kind": "npz", "path": "data.npz"}, "seed": r.randrange(99)}
+    loading = {"source": data.source, "seed": r.randrange(99)}
     loading |= may(r, 0.4, {"test_fraction": 0.2}) | may(r, 0.2, {"stratify": False})
-    if not has_splits:
+    if not data.has_splits:
         loading |= r.choice([{"valid_fraction": 0.25}, {"valid_fraction": 0.0}, {"folds": 3, "fold": 3}])
     kind, per = r.choice(["mean_std", "min_max", "none"]), r.choice(["dataset", "channel"])
+    if data.source["kind"] == "image_folder":
+        loading |= may(r, 0.5, {"materialize": r.choice(["tensors", "index"])})
     return loading | may(r, 0.4, {"normalization": {"kind": kind, "per": per}})
 
 
-def draw_building(r, shape, classes, *, has_valid):
+def draw_building(r, data, *, has_valid):
     """Return the section ``build_learner``."""
     optimizer = r.choice(OPTIMIZERS) | {"learning_rate": 0.01}
     optimizer |= may(r, 0.3, {"clipping": r.choice(CLIPPING)})
@@ -134,21 +200,24 @@ def draw_building(r, shape, classes, *, has_valid):
     if r.random() < 0.6:
         schedule = r.choice(SCHEDULES) | may(r, 0.3, {"warmup": r.choice([3, "10 %"])})
         schedule |= may(r, 0.3, {"per": r.choice(["epoch", "update"])})
-    model = {"kind": "mlp" if classes else "mlp_regressor", "hidden_sizes": r.choice([[8], [4, 4]])}
+    model = {"kind": "mlp" if data.classes else "mlp_regressor", "hidden_sizes": r.choice([[8], [4, 4]])}
     model |= may(r, 0.3, {"dropout": 0.3})
-    if len(shape) > 1 and r.random() < 0.5:
+    if data.has_masks:
+        model = {"kind": "unet", "channels": [2, 3]}
+    elif len(data.shape) > 1 and r.random() < 0.5:
         model = {"kind": "cnn", "hidden_size": 8, "channels": [2, 3], "pool_size": 2}
     building = {"seed": r.randrange(99), "model": model, "optimizer": optimizer, "schedule": schedule}
     building |= may(r, 0.2, {"parameter_groups": [{"match": "bias", "learning_rate": 0.003}]})
     building |= may(r, 0.15, {"freeze": ["weight"]})
-    if classes:
+    if data.classes:
         building |= may(r, 0.25, {"label_smoothing": 0.1}) | may(r, 0.25, {"class_weights": "balanced"})
     return building
 
 
-def draw_fit(r, shape, classes, optimizer, *, has_valid):
+def draw_fit(r, data, optimizer, *, has_valid):
     """Return the section ``fit`` for the kind *optimizer*."""
-    measured = r.sample(OF_CLASSES, 3) if classes else [*OF_NUMBERS]
+    measured = r.sample(OF_CLASSES, 3) if data.classes else [*OF_NUMBERS]
+    measured = [*OF_MASKS] if data.has_masks else measured
     fit = {
         "num_epochs": r.choice([2, 3, 4]),
         "batch_size": r.choice([7, 8, 16, 33]),
@@ -176,7 +245,7 @@ def draw_fit(r, shape, classes, optimizer, *, has_valid):
     )
     fit |= may(r, 0.4, {"checkpoint_every_steps": r.choice([1, 2, 5])})
     fit |= may(r, 0.15, {"loggers": [r.choice(["tsv", "tensorboard", "json_lines"])]})
-    if len(shape) > 1:
+    if len(data.shape) > 1:
         fit |= may(r, 0.35, {"augment": r.sample(AUGMENTATIONS, 2)})
     return fit
 
@@ -195,8 +264,8 @@ def try_params(seed, template, folder):
     """Return what is wrong with the params of *seed* in copies of *template* in *folder*, if anything."""
     r = random.Random(seed)  # noqa: S311
     project = template.copied_to(folder / "whole")
-    shape, classes, has_splits = write_data(r, project.folder / "data.npz")
-    params = draw(r, shape, classes, has_splits=has_splits)
+    data = write_data(r, project.folder)
+    params = draw(r, data)
     (project.folder / "params.yaml").write_text(json.dumps(params))  # which is YAML too
     project.add_deps()
     killed = project.copied_to(folder / "killed")
@@ -210,7 +279,8 @@ def try_params(seed, template, folder):
     problems = kill_and_run(r, project, killed, seconds, folder / "log")
     for split in ("train", "valid") if read_metrics(project).get("valid") else ("train",):
         problems += evaluate(project, split, params)
-    for command in (("predict", "new.npy", "--out", "predictions.csv"), ("run",), ("status",)):
+    predict = [("predict", data.new, "--out", "predictions.csv")] if data.new else []
+    for command in (*predict, ("run",), ("status",)):
         done = project.call(*command)
         if done.code or "Traceback" in done.text:
             problems.append(f"learner {command[0]}: {done.text}")

@@ -469,6 +469,14 @@ CONTRADICTIONS = {
         [("kind: constant", "kind: one_cycle\n    per: epoch\n    max_lr: 0.1\n    total_steps: 19")],
         "build_learner.schedule.total_steps: the schedule ends after 19 steps, one per epoch, but fit.num_ep",
     ),
+    "schedule changes a momentum that the optimizer lacks": (
+        [
+            ("kind: constant", "kind: one_cycle\n    per: batch\n    max_lr: 0.1\n    total_steps: 900"),
+            ("kind: adam", "kind: adagrad"),
+            ("portable: true", "portable: false"),
+        ],
+        "build_learner.schedule: one_cycle changes the momentum, which adagrad does not have",
+    ),
     "early stopping monitors no metric": (
         [("  num_epochs: 20", "  num_epochs: 20\n  early_stopping: {n_epochs: 2, metric: Acuracy}")],
         "fit.early_stopping: MetricEarlyStopping uses the valid 'Acuracy', which is not registered",
