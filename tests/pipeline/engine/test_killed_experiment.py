@@ -7,10 +7,11 @@ import time
 
 import pytest
 from long_tests import cases
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor.checkout import BACKUP, check_checkout, find_git_processes
 from pipeline.doctor.diagnostics import Level
+from pipeline.project import git
 
 KILLED = """
 import os, signal, sys
@@ -120,10 +121,11 @@ def test_checkout_without_changes_is_restored(project, monkeypatch, moment):
     assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
-def test_commands_refuse_what_a_killed_experiment_has_staged_and_name_the_remedy(project):
+def test_commands_refuse_what_a_killed_experiment_has_staged_and_name_the_remedy(project, monkeypatch):
+    monkeypatch.setattr(git, "STAGING_SECONDS", 0)
     kill_experiment(project, "arguments staged")
 
-    for command in ("status", "run"):
+    for command in ("status", "check"):
         refused = project.call(command)
         assert refused.code == 1
         assert "a killed `dvc exp run` has left .dvc/tmp/repro.dat in git's index" in refused.err
@@ -133,7 +135,8 @@ def test_commands_refuse_what_a_killed_experiment_has_staged_and_name_the_remedy
     assert project.call("status").code == 0
 
 
-def test_commands_wait_until_an_experiment_that_starts_has_unstaged_its_arguments(project):
+def test_commands_wait_until_an_experiment_that_starts_has_unstaged_its_arguments(project, monkeypatch):
+    monkeypatch.setattr(git, "STAGING_SECONDS", LIMIT_SECONDS)
     arguments = project.folder / ".dvc/tmp/repro.dat"
     arguments.parent.mkdir(exist_ok=True)
     arguments.touch()
