@@ -20,7 +20,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
-from pipeline.project.git import find_top, run_git, try_git
+from pipeline.project.git import EXPERIMENT_ARGUMENTS, find_top, run_git, try_git
 from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
 from stages.system.files import is_below, read_modification_time
@@ -113,7 +113,7 @@ def _check_experiments(top: Path) -> Iterator[Diagnostic]:
 
 
 def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
-    arguments = (temporary / "repro.dat").resolve()
+    arguments = (temporary / Path(EXPERIMENT_ARGUMENTS).name).resolve()
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
     times = [_read_writer_time(temporary), read_modification_time(arguments) if listed else 0.0]
     if not any(times):
@@ -175,7 +175,7 @@ def _describe(top: Path, temporary: Path, run: _InterruptedRun) -> Diagnostic:
         remedy = (
             f"Run `git diff {' '.join(run.changed)}`: it shows the values of -S, or edits of yours. Then run "
             f"`git restore --staged --worktree FILE` for the files with values of -S, "
-            f"`git rm -f --cached .dvc/tmp/repro.dat`, and `git switch {run.branch or 'BRANCH'}`"
+            f"`git rm -f --cached {EXPERIMENT_ARGUMENTS}`, and `git switch {run.branch or 'BRANCH'}`"
         )
         return problem("git", message, remedy)
     remedy = f"{FIX}; it stores the present changes as a git stash, '{BACKUP}'"
@@ -196,7 +196,7 @@ def _restore(top: Path, temporary: Path, run: _InterruptedRun) -> None:
         try_git(top, "update-index", "-q", "--refresh")
         entries = run_git(top, "log", "-g", "--format=%H", STASH_REF, "--").split()
         run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(run.stash)}}}")
-    (temporary / "repro.dat").unlink(missing_ok=True)
+    (temporary / Path(EXPERIMENT_ARGUMENTS).name).unlink(missing_ok=True)
     remove_ended_processes(temporary / "exps/rwlock")
 
 

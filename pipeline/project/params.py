@@ -50,6 +50,7 @@ ONE_CYCLE = ("one_cycle", schedules.BUILT_IN["one_cycle"])
 CYCLES = (*ONE_CYCLE, "cyclic", schedules.BUILT_IN["cyclic"])
 """The kinds of a schedule that changes the momentum too, by default."""
 WITHOUT_MOMENTUM = ("adagrad", "lbfgs")
+"""The kinds of an optimizer that has no momentum to change."""
 
 
 class Params(Config):

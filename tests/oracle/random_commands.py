@@ -8,24 +8,18 @@ command that reads changes no file. The sequence of a seed is a function of it, 
 kills; `make long` tries some. A sequence takes half a minute.
 """
 
-import argparse
 import os
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
-
-from forked_programs import start_server, stop_server
 from ruamel.yaml import YAML
-from templates import short
+from seeds import find_changes, try_seeds
 
-from stages.devices import prepare_portable
-
+LENGTH = 20
+"""The commands of a sequence."""
 OUTPUTS = ("artifacts", "data", "dvc.lock")
 PARAMS = {
     "load_data.seed": (42, 7),
@@ -64,7 +58,7 @@ class Sequence:
         self.folder = folder
         self.project = template.copied_to(folder / "sequence")
         self.done = []
-        """What was done so far, as text."""
+        """The commands and changes so far, as text."""
         self.commits = []
 
     def run(self):
@@ -89,7 +83,7 @@ class Sequence:
         return []
 
     def start(self, *command):
-        """Add *command* to what was done, and run it."""
+        """Run *command*, and list it in `done`."""
         self.done.append(" ".join(command))
         return self.project.fork(*command)
 
@@ -218,11 +212,6 @@ def describe_failure(done, codes=(0,)):
     return "" if is_expected else f"exit code {done.code}: {done.text}"
 
 
-def find_changes(before, after):
-    """Return the names of what differs."""
-    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-
-
 class References:
     """The files of fresh checkouts by their params."""
 
@@ -252,34 +241,11 @@ def read_outputs(project):
     }
 
 
-def main():
-    """Try as many seeds as asked for, and print what is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=20, help="number of seeds; default 20")
-    parser.add_argument("--seed", type=int, default=1, help="the first one; default 1")
-    parser.add_argument("--length", type=int, default=20, help="commands of a sequence; default 20")
-    options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    prepare_portable()  # forks inherit it
-    start_server()
-    wrong = 0
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name, "prefect")
-        home.mkdir()
-        template = short(Path(name, "template"), home)
-        references = References(template, Path(name))
-        for seed in range(options.seed, options.seed + options.count):
-            with tempfile.TemporaryDirectory(dir=name) as folder:
-                begun = time.monotonic()
-                problems = Sequence(seed, template, Path(folder), references, options.length).run()
-                print(f"seed {seed}: {time.monotonic() - begun:.0f} s", flush=True)  # noqa: T201
-                if problems:
-                    wrong += 1
-                    print(*problems, sep="\n", flush=True)  # noqa: T201
-    stop_server()
-    print(f"{options.count} sequences, {wrong} with a problem")  # noqa: T201
-    return bool(wrong)
+def prepare(template, folder):
+    """Return a function that tries the sequence of a seed in copies of *template*."""
+    references = References(template, folder)
+    return lambda seed, place: Sequence(seed, template, place, references, LENGTH).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_seeds(__doc__, "sequences", 20, prepare))

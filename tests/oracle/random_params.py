@@ -8,27 +8,18 @@ predict`, the run of a finished project and `learner status` end without an erro
 function of it; `make long` tries some. A program is needed for each, so this takes five seconds a seed.
 """
 
-import argparse
 import json
 import math
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
-
-from forked_programs import start_server, stop_server
-from templates import short
-
-from stages.devices import prepare_portable
+from seeds import find_changes, try_seeds
 
 TOLERANCE = 1e-4
 OPTIMIZERS = (
@@ -300,8 +291,8 @@ def kill_and_run(r, project, killed, seconds, log):
         return [f"run again after a kill: {again.text}"]
     outputs = "artifacts", "data", "dvc.lock"
     first, second = project.files(*outputs), killed.files(*outputs)
-    different = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
-    return [f"other files after a kill: {different}"] if different else []
+    changed = find_changes(first, second)
+    return [f"other files after a kill: {changed}"] if changed else []
 
 
 def evaluate(project, split, params):
@@ -336,29 +327,10 @@ def read_metrics(project):
     return json.loads((project.folder / "artifacts/metrics.json").read_text())
 
 
-def main():
-    """Try as many seeds as asked for, and print what is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=100, help="number of seeds; default 100")
-    parser.add_argument("--seed", type=int, default=1, help="the first one; default 1")
-    options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    prepare_portable()  # forks inherit it
-    start_server()
-    wrong = 0
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name, "prefect")
-        home.mkdir()
-        template = short(Path(name, "template"), home)
-        for seed in range(options.seed, options.seed + options.count):
-            with tempfile.TemporaryDirectory(dir=name) as folder:
-                if problems := try_params(seed, template, Path(folder)):
-                    wrong += 1
-                    print(seed, *problems, sep="\n", flush=True)  # noqa: T201
-    stop_server()
-    print(f"{options.count} params, {wrong} with a problem")  # noqa: T201
-    return bool(wrong)
+def prepare(template, _):
+    """Return a function that tries the params of a seed in copies of *template*."""
+    return lambda seed, folder: try_params(seed, template, folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_seeds(__doc__, "params", 100, prepare))

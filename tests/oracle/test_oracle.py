@@ -30,4 +30,4 @@ def test_projects_with_random_params_keep_their_promises(seed, project, tmp_path
 def test_outputs_are_those_of_a_fresh_checkout_whatever_came_before(seed, project, tmp_path):
     references = random_commands.References(project, tmp_path)
 
-    assert random_commands.Sequence(seed, project, tmp_path, references, length=20).run() == []
+    assert random_commands.Sequence(seed, project, tmp_path, references, random_commands.LENGTH).run() == []
