@@ -3,7 +3,7 @@
 They do not change the run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -170,14 +170,32 @@ class SampleLogger(Protocol):
         """Log *sample*; after a resume within an epoch, those of the batches after it are logged again."""
 
 
-def log_batches(logger: MetricLogger, epoch: int, name: str, values: Sequence[tuple[float, float]]) -> None:
-    """Log the value and the count of each batch, with one call if *logger* is a `BatchLogger`."""
-    if issubclass(type(logger), BatchLogger):  # `isinstance` would list the protocol's methods each time
-        batch_logger: Any = logger
-        batch_logger.log_batches(epoch, name, values)
+Values = Sequence[tuple[float, float] | None]
+"""The value and the count of a metric on each of several batches; None for a batch without them."""
+
+
+def iterate_batches(columns: Mapping[str, Values]) -> Iterator[tuple[str, float, float]]:
+    """Yield the name, the value and the count of each metric of *columns*, one batch after the other."""
+    for batch in zip(*columns.values(), strict=True):
+        for name, pair in zip(columns, batch, strict=True):
+            if pair is not None:
+                yield name, *pair
+
+
+def log_batches(logger: MetricLogger, epoch: int, columns: Mapping[str, Values]) -> None:
+    """Log *columns*, the values of each metric on the same batches.
+
+    A `BatchLogger` receives a metric at a time. Other loggers receive a batch at a time, so that their order
+    does not depend on how many batches there are.
+    """
+    if not issubclass(type(logger), BatchLogger):  # `isinstance` would list the protocol's methods each time
+        for name, value, count in iterate_batches(columns):
+            logger.log(epoch, name, value, count)
         return
-    for value, count in values:
-        logger.log(epoch, name, value, count)
+    batch_logger: Any = logger
+    for name, values in columns.items():
+        if present := [pair for pair in values if pair is not None]:
+            batch_logger.log_batches(epoch, name, present)
 
 
 @runtime_checkable

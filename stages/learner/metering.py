@@ -23,7 +23,9 @@ from stages.contracts.events import (
     SampleLogger,
     Shown,
     Step,
+    Values,
     Verifiable,
+    iterate_batches,
     log_batches,
 )
 from stages.contracts.history import Split
@@ -411,23 +413,29 @@ class Meter:
         bad_iteration, error = self._find_error(pending.last, is_flagged=is_flagged)
         self._sums = self._add(columns)
         finite = bisect_left(pending.iterations, bad_iteration)
+        logged: dict[str, Values] = {}
         for name, values in columns.items():
-            logged = values[:finite]
-            if name not in self._loggers:  # not each step logs it
-                logged = [value for value in logged if value.count]
-            for value in logged[-1:]:
-                self._latest[name] = value
             has_value = _has_batch_value(values[-1])
+            is_optional = name not in self._loggers  # not each step logs it
+            counted = [value for value in values[:finite] if not is_optional or value.count]
+            for value in counted[-1:]:
+                self._latest[name] = value
             if has_value is None or (has_value and self._burn != "0.22"):
-                self._log(name, read_values(logged))
+                pairs = read_values(values[:finite])
+                logged[name] = [pair if pair[1] else None for pair in pairs] if is_optional else pairs
+        self._log(logged)
         if error is not None:
             raise error
 
-    def _log(self, name: str, values: Sequence[tuple[float, float]]) -> None:
-        """Log and show the value and the count of metric *name* on each of several batches."""
-        for logger in self._loggers.get(name, self._log_loggers) if values else ():
-            log_batches(logger, self._epoch, name, values)
-        for value, _ in values if self._has_curves else ():
+    def _log(self, columns: Mapping[str, Values]) -> None:
+        """Log and show the value and the count of each metric on each of several batches."""
+        by_logger: dict[int, tuple[MetricLogger, dict[str, Values]]] = {}
+        for name, values in columns.items():
+            for logger in self._loggers.get(name, self._log_loggers):
+                by_logger.setdefault(id(logger), (logger, {}))[1][name] = values
+        for logger, columns_of_logger in by_logger.values():
+            log_batches(logger, self._epoch, columns_of_logger)
+        for name, value, _ in iterate_batches(columns) if self._has_curves else ():
             self._renderer.log(self._split, self._epoch, name, value)
 
     def _find_error(self, last: int, *, is_flagged: bool) -> tuple[float, Exception | None]:

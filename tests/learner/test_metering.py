@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pytest
 import torch
 
 from stages.contracts.history import Split
@@ -13,7 +14,7 @@ from stages.metrics import AccuracyMetric, AurocMetric
 from stages.renderers import NoRenderer
 
 
-def metered(classes):
+def metered(classes, flushed_every=4):
     """Measure three batches, the last one small, of 8 samples each; return the logger and the meter."""
     logger = InMemoryMetricLogger()
     metrics = [
@@ -25,6 +26,8 @@ def metered(classes):
         meter.measure(
             ClassificationOutput(torch.zeros(()), torch.eye(classes)[targets], targets), iteration, 0.0
         )
+        if iteration % flushed_every == 0:
+            meter.flush()
     return logger, meter
 
 
@@ -124,3 +127,13 @@ def test_pass_without_metrics_that_watch_it_iterates_over_the_loader_itself():
     batches = [torch.arange(2)]
 
     assert meter_of(AccuracyMetric()).watch(batches) is batches
+
+
+@pytest.mark.parametrize("flushed_every", [1, 2, 3])
+def test_order_of_logged_values_does_not_depend_on_when_they_are_read(flushed_every):
+    """A checkpoint within an epoch reads them before there are 64 batches."""
+    logger, meter = metered(3, flushed_every)
+    meter.flush()
+
+    order = [(row.iteration, row.name) for row in logger.rows]
+    assert order == [(batch, name) for batch in (1, 2, 3) for name in ("Accuracy", "AUROC [Macro]")]
