@@ -132,6 +132,27 @@ def test_logs_of_burn_without_checkpoints_are_moved_aside(tiny, tmp_path, capsys
     assert not (tmp_path / "train.2").exists()
 
 
+def test_logs_of_a_run_that_ended_before_its_first_checkpoint_are_its_own(tiny, tmp_path):
+    make_net, load = tiny
+
+    class Failing(NoRenderer):
+        def step(self, progress):
+            raise ZeroDivisionError
+
+    def run(directory, renderer):
+        builder = LearnerBuilder(directory).with_file_checkpointer(DefaultRecorder()).metrics(LossMetric())
+        builder.devices(["cpu"]).with_application_logger(None).renderer(renderer).seed(1)
+        builder.build(make_net(), Adam(), 0.05).fit(*load())
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "twice", Failing())
+    assert (tmp_path / "twice/train/epoch-1/Loss.log").exists()
+    for directory in ("twice", "once"):
+        run(tmp_path / directory, NoRenderer())
+
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
+
+
 def test_model_without_ids_is_not_taken_for_one_of_this_project(tmp_path):
     checkpointer = FileCheckpointer(tmp_path, DefaultRecorder())
     DefaultRecorder().record({"weight": torch.ones(2)}, tmp_path / "model-1")

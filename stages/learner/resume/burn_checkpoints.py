@@ -16,7 +16,7 @@ from stages.learner.run_state import history_tree
 from stages.optim import load_burn_schedule
 from stages.records import DefaultRecorder, Tree, load_into, read_item, record_of, to_021
 from stages.runs import Checkpoint, FileCheckpointer
-from stages.runs.file_names import CHECKPOINT_FOLDER, TRAINER, files_of
+from stages.runs.file_names import CHECKPOINT_FOLDER, ENVIRONMENT_FILE, TRAINER, files_of
 
 
 def read_burn_checkpoint(
@@ -58,7 +58,8 @@ def _restore_schedule(state: ModelState, directory: Path, epoch: int) -> str:
 def protect_files(options: LearnerOptions, epoch: int) -> None:
     """Keep the files of other programs, such as Burn, in the directory of a run that starts after *epoch*.
 
-    Logs are moved aside unless a run of this project has left a checkpoint or lines in ``experiment.log``.
+    Logs are moved aside unless a run of this project has left a checkpoint, the file about its machine, or
+    lines in ``experiment.log``.
     Raises `CheckpointError` if Burn has checkpoints of later epochs, which the run would
     replace together with their logs.
     """
@@ -77,10 +78,9 @@ def protect_files(options: LearnerOptions, epoch: int) -> None:
 
 def _move_logs(directory: Path) -> None:
     folders = [directory / split for split in Split if any(directory.glob(f"{split}/epoch-*"))]
-    if not folders or any(directory.glob(f"*/*{TRAINER}-*")):
-        return
+    is_own = any(directory.glob(f"*/*{TRAINER}-*")) or (directory / ENVIRONMENT_FILE).is_file()
     log = directory / EXPERIMENT_LOG
-    if log.is_file() and b" stages::" in log.read_bytes():
+    if not folders or is_own or (log.is_file() and b" stages::" in log.read_bytes()):
         return
     numbers = (number for number in count(1) if not any(directory.glob(f"*.{number}")))
     suffix = f".{next(numbers)}"
