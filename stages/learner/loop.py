@@ -213,10 +213,10 @@ class Loop:
                 rate = schedule.step()
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
-            if result is not None:
-                self._measure(meter, result, iteration=iteration, rate=rate)
+            if result.is_skipped:
+                meter.skip(result.item, iteration, rate)
             else:
-                meter.skip()
+                self._measure(meter, result, iteration=iteration, rate=rate)
             del result  # free its output before the next one is computed
             if window.batches >= window.length:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)

@@ -251,7 +251,7 @@ class Meter:
                     values.append(measure(item))
             self._iterations.append(iteration)
         else:
-            self.skip()
+            self._entries.clear()
         self._batches += 1
         self._iteration = iteration
         if self._batches >= MAX_PENDING_BATCHES:
@@ -259,9 +259,21 @@ class Meter:
         elif self._in_transfer is not None and self._batches >= MAX_READ_DELAY:
             self._finish_transfer()
 
-    def skip(self) -> None:
-        """Discard what the step of a batch without a measurement has logged."""
+    def skip(self, item: Any, iteration: int, learning_rate: float) -> None:
+        """Discard what the step of a batch has logged whose *item* is not measured.
+
+        The sums that the pass resumes with get the types of the values of *item*: no later batch may have any.
+        """
         self._entries.clear()
+        if not self._resumed or item is None:
+            return
+        step = Step(item, self._split, self._epoch, iteration, learning_rate)
+        for metric in self._metrics:
+            name, methods = metric.name, metric.methods
+            if name in self._resumed and name not in self._sums:
+                measure: Any = methods.measure_step or methods.measure
+                value = measure(step if methods.measure_step else item)
+                self._sums[name] = load_state(self._resumed[name], value, name)
 
     def _take_entries(self, item: Any, iteration: int) -> dict[str, Mean]:
         """Log the samples of a step, keep its numbers, and return those that metrics of these names have."""
@@ -414,7 +426,8 @@ class Meter:
         self._sums = self._add(columns)
         finite = bisect_left(pending.iterations, bad_iteration)
         logged: dict[str, Values] = {}
-        for name, values in columns.items():
+        for name in self._in_order(columns):
+            values = columns[name]
             has_value = _has_batch_value(values[-1])
             is_optional = name not in self._loggers  # not each step logs it
             counted = [value for value in values[:finite] if not is_optional or value.count]
@@ -426,6 +439,10 @@ class Meter:
         self._log(logged)
         if error is not None:
             raise error
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        """Return *names*, with those that only steps log at the end, whichever was logged first."""
+        return sorted(names, key=lambda name: "" if name in self._loggers else name)
 
     def _log(self, columns: Mapping[str, Values]) -> None:
         """Log and show the value and the count of each metric on each of several batches."""
@@ -454,8 +471,8 @@ class Meter:
             return cast(dict[str, float], self._group.broadcast(None))
         self._sums, self._pass_metrics = self._totals(), []  # a pass metric may now begin another pass
         values = self.running()
-        for name, total in self._sums.items():
-            self._log_epoch(name, total, values[name])
+        for name in self._in_order(self._sums):
+            self._log_epoch(name, self._sums[name], values[name])
         self.telemetry = {name: values[name] for name in values if name in self._telemetry_names}
         names = [metric.name for metric in self._metrics if metric.numeric and not metric.telemetry]
         names += sorted(name for name in values.keys() - self._loggers.keys() if self._sums[name].count)

@@ -8,6 +8,7 @@ import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
+from stages.contracts.step_log import current_log
 from stages.learner.metering import Meter, RegisteredMetric
 from stages.loggers import InMemoryMetricLogger
 from stages.metrics import AccuracyMetric, AurocMetric
@@ -137,3 +138,24 @@ def test_order_of_logged_values_does_not_depend_on_when_they_are_read(flushed_ev
 
     order = [(row.iteration, row.name) for row in logger.rows]
     assert order == [(batch, name) for batch in (1, 2, 3) for name in ("Accuracy", "AUROC [Macro]")]
+
+
+@pytest.mark.parametrize("flushed_every", [1, 2])
+def test_numbers_that_steps_log_are_in_order_of_their_names(flushed_every):
+    """Not in the order of their first values since the values were read last."""
+    logger = InMemoryMetricLogger()
+    meter = Meter([], NoRenderer(), Split.TRAIN, epoch=1, burn="0.22", log_loggers=[logger])
+    meter.begin()
+    output = ClassificationOutput(torch.zeros(()), torch.eye(2), torch.arange(2))
+    for iteration, names in enumerate((["b"], ["b", "a"]), start=1):
+        for name in names:
+            current_log.get().add_number(name, 1.0, None)
+        meter.measure(output, iteration, 0.0)
+        if iteration % flushed_every == 0:
+            meter.flush()
+    meter.finish()
+
+    assert [(row.name, row.iteration) for row in logger.rows] == [
+        *[("b", 1), ("a", 1), ("b", 2)],
+        *[("a", None), ("b", None)],
+    ]

@@ -20,12 +20,13 @@ from stages.metrics import (
     AurocMetric,
     DataWaitMetric,
     IterationSpeedMetric,
+    LearningRateMetric,
     LossMetric,
     PeakMemoryMetric,
     PrecisionMetric,
 )
 from stages.models import ClassificationStep
-from stages.optim import Adam, Cosine, Scheduler
+from stages.optim import Adam, Cosine, NonFinite, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 from stages.runs import KeepLast, MetricEarlyStopping
@@ -412,3 +413,38 @@ def test_checkpoint_of_another_run_is_rejected(tmp_path):
 
     with pytest.raises(CheckpointError, match="belongs to run one, but this is run other"):
         run(tmp_path, change=lambda builder: builder.identity("other"))
+
+
+class StopAfterBatches:
+    """Interrupts the run after a number of batches of training, skipped ones too."""
+
+    def __init__(self, interrupter, batches):
+        self.interrupter, self.batches = interrupter, batches
+
+    def after_step(self, context):
+        self.batches -= 1
+        if self.batches == 0:
+            self.interrupter.stop("the test")
+
+
+@pytest.mark.parametrize("skipped", [(2, 3, 4, 5), (1, 3, 4), (4, 5)])
+@pytest.mark.parametrize("stops", [(1, 1), (2, 1), (3, 2)])
+def test_skipped_batches_lose_no_value_of_a_resumed_epoch(stops, skipped, tmp_path):
+    """They are not measured, so that no measurement in the process may tell the types of the sums."""
+    batches = [(torch.randn(4, 4), torch.arange(4) % 3) for _ in range(TRAIN_BATCHES)]
+    for number in skipped:
+        batches[number - 1][0].fill_(float("nan"))
+
+    def train(directory, stop=0):
+        torch.manual_seed(3)
+        builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).renderer(NoRenderer())
+        builder.metrics(LossMetric(), PrecisionMetric(), AurocMetric(), LearningRateMetric())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        builder.non_finite(NonFinite(kind="skip")).hooks(StopAfterBatches(builder.interrupter(), stop))
+        builder.build(Net(nn.Linear(4, 3)), Adam(), 0.05).fit(batches)
+        return read_run_files(directory)
+
+    for stop in stops:
+        train(tmp_path / "resumed", stop)
+
+    assert train(tmp_path / "resumed") == train(tmp_path / "straight")

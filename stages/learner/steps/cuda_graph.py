@@ -155,7 +155,7 @@ class CudaGraphStep(PlainStep):
             capture.options = self._state.constant_options
             capture.totals = Totals(gradients, self.weight) if self._is_sum else None
 
-    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:
+    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult:
         """Run the step on *batch* by a launch of its graph, or eagerly."""
         if self._replays(batch):
             return self._replay(batch, rate, epoch=epoch, iteration=iteration)

@@ -34,6 +34,8 @@ class StepResult(NamedTuple):
     """The number of samples of the batch on all ranks."""
     measured: Mapping[str, MetricState] = NOTHING
     """The values of metrics that the step has measured."""
+    is_skipped: bool = False
+    """True if the batch is skipped, because it is not finite."""
 
 
 class PlainStep:
@@ -73,15 +75,12 @@ class PlainStep:
             self._state.begin_training()
             yield
 
-    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
-        """Run forward and backward on *batch*, and add its gradients to the accumulation window.
-
-        Return None if the batch is skipped, because it is not finite.
-        """
+    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult:  # noqa: ARG002  a graph needs it
+        """Run forward and backward on *batch*, and add its gradients to the accumulation window."""
         step = self.compute(batch)
         if not self._passes(step, epoch, iteration, self.weight):
             self._buffers.restore()
-            return None
+            return StepResult(step.item, self.samples, is_skipped=True)
         if not self._has_gradients:
             self._has_gradients = has_gradients(step)
         if not self._guard.overflowed:
