@@ -24,6 +24,9 @@ prepare_portable()  # the shipped params.yaml is portable, and a process chooses
 settings.register_profile("no deadline", deadline=None, max_examples=examples(100))  # the machine may be busy
 settings.load_profile("no deadline")
 
+# A fork may not destroy what tests before it have left: a pool of threads would wait for threads it lacks.
+os.register_at_fork(after_in_child=gc.freeze)
+
 pytest_plugins = ["file_order"]
 
 MEMORY = Path("/dev/shm")  # noqa: S108  pytest makes a folder of its own there
