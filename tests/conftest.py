@@ -20,6 +20,8 @@ from templates import finished_template, fresh, read_repro_output, short
 from stages.devices import prepare_portable
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic tests need it before CUDA is used
+# Before Prefect is imported: a thread without settings would start a server, which may outlive the tests.
+os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"
 prepare_portable()  # the shipped params.yaml is portable, and a process chooses its kernels only once
 settings.register_profile("no deadline", deadline=None, max_examples=examples(100))  # the machine may be busy
 settings.load_profile("no deadline")

@@ -15,8 +15,6 @@ from file_order import USE_THE_SERVER
 from prefect_servers import running_server
 from waiting import LIMIT_SECONDS, wait_until
 
-os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # or a thread without settings starts a server
-
 
 def program(name):
     """Return the path of PostgreSQL's program *name*; skip the test if it is not installed."""
