@@ -112,7 +112,8 @@ class Loop:
             check_repeatable(*loaders.values())
         self._state.streams.restore(loaders)
         if valid is not None and self._options.sanity_check and self._state.resumed is None:
-            self._check_validation(valid)
+            with self._state.streams.keep_position(Split.VALID):
+                self._check_validation(valid)
         if not self._state.is_sharded:  # otherwise gathered parameters would stay in memory
             retain_freed_memory()
         first, is_complete = self._state.epoch + 1, False

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -78,6 +79,16 @@ class Streams:
         for split, stream in self._streams.items():
             if split.value in self._saved:
                 stream.load_state_dict(decode_state(self._saved[split.value]))
+
+    @contextmanager
+    def keep_position(self, split: Split) -> Iterator[None]:
+        """Move the iterable dataset of *split*, if it saves its position, back to it after the block."""
+        stream = self._streams.get(split)
+        state = stream.state_dict() if isinstance(stream, IterableDataset) else None
+        saved = encode_state(state, f"state_dict() of {type(stream).__name__}")
+        yield
+        if stream is not None and state is not None:
+            stream.load_state_dict(decode_state(saved))
 
     def is_restored(self, split: Split) -> bool:
         """Return whether the loader of *split*, in which the run resumes, is at its position already."""
