@@ -120,9 +120,10 @@ class Stepper:
                 )
             if skip is not None and skip.item():
                 return
-            self._set_gradients(gradients)
-            with round_rates(self.optimizer):
-                self.optimizer.step()
+            for part in self._separate(gradients):
+                self._set_gradients(part)
+                with round_rates(self.optimizer):
+                    self.optimizer.step()
             self._clear_gradients()
             return
         for lane in self._lanes:
@@ -226,6 +227,25 @@ class Stepper:
             matched = torch.empty_like(self.parameters[number], dtype=gradient.dtype).copy_(gradient.detach())
             gradients = [*gradients[:number], matched, *gradients[number + 1 :]]
         return gradients
+
+    def _separate(self, gradients: Gradients) -> list[Gradients]:
+        """Return *gradients* in parts, one for each call of the optimizer's own ``step``.
+
+        Torch's fused SGD fails if the velocities of some parameters start while others have theirs.
+        """
+        starting = {
+            parameter
+            for group in self._groups
+            if group.get("fused") and group.get("momentum") and isinstance(self.optimizer, torch.optim.SGD)
+            for parameter in group["params"]
+            if self._state.get(parameter, {}).get("momentum_buffer") is None
+        }
+        if not starting:
+            return [gradients]
+        pairs = [*zip(self.parameters, gradients, strict=True)]
+        first = [gradient if parameter in starting else None for parameter, gradient in pairs]
+        others = [None if parameter in starting else gradient for parameter, gradient in pairs]
+        return [part for part in (first, others) if any(gradient is not None for gradient in part)]
 
     def _set_gradients(self, gradients: Gradients) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):

@@ -160,10 +160,12 @@ def test_loaded_state_resumes_bit_for_bit(kind):
     assert_same(stepper.optimizer.state_dict(), resumed.optimizer.state_dict())
 
 
-def test_velocity_of_a_parameter_can_start_later():
+@pytest.mark.parametrize("fast_path", ["auto", "off"])
+def test_velocity_of_a_parameter_can_start_later(fast_path):
     """Torch's own fused step fails then, so the expected values are those of the plain one."""
     ours, theirs = parameters(), parameters()
-    stepper = Stepper(ours, torch.optim.SGD(ours, lr=0.1, momentum=0.9, dampening=0.1, fused=True))
+    optimizer = torch.optim.SGD(ours, lr=0.1, momentum=0.9, dampening=0.1, fused=True)
+    stepper = Stepper(ours, optimizer, fast_path=fast_path)
     reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, dampening=0.1, foreach=False)
 
     for step, missing in enumerate([{1, 3}, {3}, set(), {0}, set()]):
