@@ -262,7 +262,7 @@ class Meter:
     def skip(self, item: Any, iteration: int, learning_rate: float) -> None:
         """Discard what the step of a batch has logged whose *item* is not measured.
 
-        The sums that the pass resumes with get the types of the values of *item*: no later batch may have any.
+        The sums that the pass resumes with get the types of the values of *item*: it may be the last batch.
         """
         self._entries.clear()
         if not self._resumed or item is None:

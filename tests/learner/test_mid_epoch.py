@@ -429,8 +429,9 @@ class StopAfterBatches:
 
 @pytest.mark.parametrize("skipped", [(2, 3, 4, 5), (1, 3, 4), (4, 5)])
 @pytest.mark.parametrize("stops", [(1, 1), (2, 1), (3, 2)])
-def test_skipped_batches_lose_no_value_of_a_resumed_epoch(stops, skipped, tmp_path):
-    """They are not measured, so that no measurement in the process may tell the types of the sums."""
+@pytest.mark.parametrize("window", [1, 4])
+def test_skipped_batches_lose_nothing_of_a_resumed_epoch(window, stops, skipped, tmp_path):
+    """They may be all that follows: no value tells the types of sums, and only the window has gradients."""
     batches = [(torch.randn(4, 4), torch.arange(4) % 3) for _ in range(TRAIN_BATCHES)]
     for number in skipped:
         batches[number - 1][0].fill_(float("nan"))
@@ -440,7 +441,8 @@ def test_skipped_batches_lose_no_value_of_a_resumed_epoch(stops, skipped, tmp_pa
         builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).renderer(NoRenderer())
         builder.metrics(LossMetric(), PrecisionMetric(), AurocMetric(), LearningRateMetric())
         builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
-        builder.non_finite(NonFinite(kind="skip")).hooks(StopAfterBatches(builder.interrupter(), stop))
+        builder.grads_accumulation(window).non_finite(NonFinite(kind="skip"))
+        builder.hooks(StopAfterBatches(builder.interrupter(), stop))
         builder.build(Net(nn.Linear(4, 3)), Adam(), 0.05).fit(batches)
         return read_run_files(directory)
 

@@ -83,7 +83,9 @@ def test_stream_that_is_checked_is_validated_from_its_beginning(tmp_path):
     def validate(batches):
         torch.manual_seed(3)
         model = Counting()
-        builder = LearnerBuilder(tmp_path).metrics(LossMetric()).devices(["cpu"]).sanity_check(batches).seed(1)
+        builder = (
+            LearnerBuilder(tmp_path).metrics(LossMetric()).devices(["cpu"]).sanity_check(batches).seed(1)
+        )
         learner = builder.build(model, torch.optim.SGD(model.parameters(), 0.1))
         learner.fit(BATCHES, DataLoader(Feed(), batch_size=None))
         return learner.history.value(1, Split.VALID, "Loss")

@@ -1,12 +1,13 @@
 """Runs of random configurations equal a plain loop in float64: a few, and 300 with ``make long``.
 
-Projects with random params, and random sequences of commands, keep their promises, with ``make long``; the
-other tests try one option or one command at a time.
+Random runs of the library keep their promises: a few, and 300 with ``make long``, which also tries projects
+with random params and random sequences of commands. The other tests try one option or one command at a time.
 """
 
 import oracle
 import pytest
 import random_commands
+import random_learners
 import random_params
 from long_tests import long
 
@@ -17,6 +18,14 @@ from long_tests import long
 )
 def test_random_runs_are_those_of_a_plain_loop(first, count, ranks, tmp_path):
     assert oracle.compare(list(range(first, first + count)), str(tmp_path), ranks) == []
+
+
+@pytest.mark.parametrize(("first", "count"), [(1, 12), long(13, 300)])
+def test_random_runs_are_the_same_after_stops_and_with_options_that_change_no_number(first, count, tmp_path):
+    seeds = range(first, first + count)
+    problems = {seed: random_learners.try_learner(seed, tmp_path / f"{seed}") for seed in seeds}
+
+    assert not {seed: found for seed, found in problems.items() if found}
 
 
 @pytest.mark.long

@@ -95,7 +95,7 @@ class PlainStep:
         """
         if gradients is None:
             return
-        if not self._has_gradients:
+        if not (self._has_gradients or any(gradient is not None for gradient in gradients)):
             location = f"epoch {epoch}, batch {iteration}"
             raise missing_gradients(self._model, gradients, location=location)
         self._update(gradients, rate, epoch=epoch, iteration=iteration)
