@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -84,11 +85,10 @@ class Streams:
     def keep_position(self, split: Split) -> Iterator[None]:
         """Move the iterable dataset of *split*, if it saves its position, back to it after the block."""
         stream = self._streams.get(split)
-        state = stream.state_dict() if isinstance(stream, IterableDataset) else None
-        saved = encode_state(state, f"state_dict() of {type(stream).__name__}")
+        state = deepcopy(stream.state_dict()) if isinstance(stream, IterableDataset) else None
         yield
         if stream is not None and state is not None:
-            stream.load_state_dict(decode_state(saved))
+            stream.load_state_dict(state)
 
     def is_restored(self, split: Split) -> bool:
         """Return whether the loader of *split*, in which the run resumes, is at its position already."""

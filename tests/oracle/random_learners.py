@@ -417,14 +417,14 @@ def set_files(draws, builder, folder):
         builder.with_checkpointing_strategy(keeps)
 
 
-def run(seed, folder, stop=None, *, is_other=False):
+def run(seed, folder, stop=None, *, most_epochs=3, is_other=False):
     """Run or continue the run of *seed* in *folder*; return its results, None if it stopped, and its draws.
 
     *stop* is the number of steps until its end, and whether that is an exception.
     """
     draws = Draws(seed, is_other=is_other)
     torch.manual_seed(seed)
-    samples, epochs = draws.choose("samples", 7, 12), draws.choose("epochs", 2, 3)
+    samples, epochs = draws.choose("samples", 7, 12), min(draws.choose("epochs", 2, 3), most_epochs)
     inputs, targets = torch.randn(samples, 4), torch.randint(CLASSES, (samples,))
     name = draws.choose("optimizer", *OPTIMIZERS)
     model = build_model(draws, name)
@@ -492,9 +492,15 @@ def read_bits(state):
     return read(encode_state(state, "the state"))
 
 
-def run_in_parts(seed, folder):
-    """Return the results of the run of *seed*, which is stopped up to three times, and the stops."""
+def run_in_parts(seed, folder, drawn):
+    """Return the results of the run of *seed*, which is stopped up to three times, and the stops.
+
+    It may begin as a run of one epoch, unless its schedule depends on the number of epochs.
+    """
     r, stops = random.Random(-seed), []  # noqa: S311
+    if r.random() < 0.3 and drawn["schedule"] != "to the end":
+        stops.append("one epoch")
+        run(seed, folder, most_epochs=1)
     for _ in range(r.choice([1, 2, 3])):
         stops.append((r.randint(1, 12), r.random() < 0.4))
         results, _ = run(seed, folder, stops[-1])
@@ -507,7 +513,7 @@ def try_learner(seed, folder):
     """Return what is wrong with the run of *seed*, in *folder*, if anything."""
     torch.set_num_threads(1)
     whole, drawn = run(seed, folder / "whole")
-    parts, stops = run_in_parts(seed, folder / "parts")
+    parts, stops = run_in_parts(seed, folder / "parts", drawn)
     other, _ = run(seed, folder / "other", is_other=True)
     problems = [f"{name} differs after the stops {stops}" for name in find_changes(whole, parts)]
     problems += [f"{name} depends on {', '.join(NEUTRAL)}" for name in NUMBERS if whole[name] != other[name]]
