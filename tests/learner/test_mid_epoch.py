@@ -431,7 +431,7 @@ class StopAfterBatches:
 @pytest.mark.parametrize("stops", [(1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("window", [1, 4])
 def test_skipped_batches_lose_nothing_of_a_resumed_epoch(window, stops, skipped, tmp_path):
-    """They may be all that follows: no value tells the types of sums, and only the window has gradients."""
+    """They may be all that follows: no value has the types of the sums, and only the window has gradients."""
     batches = [(torch.randn(4, 4), torch.arange(4) % 3) for _ in range(TRAIN_BATCHES)]
     for number in skipped:
         batches[number - 1][0].fill_(float("nan"))

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from feed import Feed
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
@@ -61,24 +62,6 @@ def test_sanity_check_changes_no_file_of_the_run(train, tmp_path):
     assert files(tmp_path / "with") == files(tmp_path / "without")
 
 
-class Feed(IterableDataset):
-    """Batches in which a pass continues where the last one has ended."""
-
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        for _ in range(3):
-            self.next += 1
-            yield torch.full((2, 4), float(self.next)), torch.tensor([0, 1])
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
-
-
 def test_stream_that_is_checked_is_validated_from_its_beginning(tmp_path):
     def validate(batches):
         torch.manual_seed(3)
@@ -87,7 +70,7 @@ def test_stream_that_is_checked_is_validated_from_its_beginning(tmp_path):
             LearnerBuilder(tmp_path).metrics(LossMetric()).devices(["cpu"]).sanity_check(batches).seed(1)
         )
         learner = builder.build(model, torch.optim.SGD(model.parameters(), 0.1))
-        learner.fit(BATCHES, DataLoader(Feed(), batch_size=None))
+        learner.fit(BATCHES, DataLoader(Feed(), batch_size=4))
         return learner.history.value(1, Split.VALID, "Loss")
 
     assert validate(2) == validate(0)

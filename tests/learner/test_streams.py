@@ -3,6 +3,7 @@
 import datasets
 import pytest
 import torch
+from feed import Feed
 from long_tests import covering_cases, long
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -27,26 +28,6 @@ class Stream(IterableDataset):
         while self.count is None or index < self.count:
             yield torch.rand(4), index % 2
             index += 1
-
-
-class Feed(IterableDataset):
-    """Samples that are read once: a pass of 12 continues the last one."""
-
-    def __init__(self):
-        self.next = 0
-
-    def __iter__(self):
-        while True:
-            number, self.next = self.next, self.next + 1
-            yield torch.tensor([number % 7, number % 5, number % 3, 1.0]), number % 2
-            if self.next % 12 == 0:
-                return
-
-    def state_dict(self):
-        return {"next": (self.next, {0: None})}
-
-    def load_state_dict(self, state):
-        self.next, _ = state["next"]
 
 
 class StatefulLoader(DataLoader):

@@ -16,7 +16,7 @@ import sys
 import time
 
 from ruamel.yaml import YAML
-from seeds import find_changes, try_seeds
+from seeds import find_changes, try_projects
 
 LENGTH = 20
 """The commands of a sequence."""
@@ -248,4 +248,4 @@ def prepare(template, folder):
 
 
 if __name__ == "__main__":
-    sys.exit(try_seeds(__doc__, "sequences", 20, prepare))
+    sys.exit(try_projects(__doc__, "sequences", 20, prepare))

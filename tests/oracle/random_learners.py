@@ -9,16 +9,13 @@ checkpoints and other options that change no number has the same numbers. All of
 and no number may depend on the state of the global generators at the start. `make long` tries some.
 """
 
-import argparse
 import random
 import sys
-import tempfile
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import torch
-from seeds import find_changes
+from seeds import find_changes, read_seeds, try_seeds
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, WeightedRandomSampler
@@ -112,9 +109,6 @@ SCHEDULES_OF_TORCH = {
 PLATEAU = {"plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)}
 NEUTRAL = {"fast path": "auto", "sanity": 0, "logger": None, "every": None, "keeps": None}
 """The options that change no number, and a value of each."""
-
-
-REST = ("flush", "drop", "carry")
 STARTS = count(1)
 """Other states of the global generators for each run."""
 
@@ -373,7 +367,10 @@ def set_metrics(draws, builder, model):
 def set_training(draws, builder, model, optimizer):
     """Set random options that change the numbers."""
     window = draws.choose("window", 1, 1, 2, 3)
-    reduction, leftover = draws.choose("reduction", "mean", "sum"), draws.choose("rest", *REST)
+    reduction, leftover = (
+        draws.choose("reduction", "mean", "sum"),
+        draws.choose("rest", "flush", "drop", "carry"),
+    )
     clipping = draws.choose("clipping", None, None, ClipByNorm(max_norm=0.1), ClipByGlobalNorm(max_norm=0.1))
     precision = draws.choose("precision", "f32", "f32", "f32", "bf16", "fp16")
     if optimizer != "lbfgs":
@@ -520,21 +517,5 @@ def try_learner(seed, folder):
     return [*problems, drawn] if problems else []
 
 
-def main():
-    """Try as many seeds as asked for, and return whether anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=100, help="number of seeds; default 100")
-    parser.add_argument("--seed", type=int, default=1, help="the first one; default 1")
-    options = parser.parse_args()
-    wrong = 0
-    for seed in range(options.seed, options.seed + options.count):
-        with tempfile.TemporaryDirectory() as folder:
-            if problems := try_learner(seed, Path(folder)):
-                wrong += 1
-                print(seed, *problems, sep="\n", flush=True)  # noqa: T201
-    print(f"{options.count} runs, {wrong} with a problem")  # noqa: T201
-    return bool(wrong)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_seeds(read_seeds(__doc__, 100), "runs", try_learner))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
-from seeds import find_changes, try_seeds
+from seeds import find_changes, try_projects
 
 TOLERANCE = 1e-4
 OPTIMIZERS = (
@@ -333,4 +333,4 @@ def prepare(template, _):
 
 
 if __name__ == "__main__":
-    sys.exit(try_seeds(__doc__, "params", 100, prepare))
+    sys.exit(try_projects(__doc__, "params", 100, prepare))
