@@ -24,13 +24,15 @@ def number(value: float) -> str:
     exactly between two such texts, Rust rounds away from 0, and Python to the even digit.
     """
     text = repr(float(value))
-    if len(text) > SURELY_EXACT:
+    if "e" in text:
         return _round_tie_up(value, text)
     if text.endswith(".0"):
         return text[:-2]
-    if "e" in text:
-        return format(Decimal(text), "f")
-    return "NaN" if text == "nan" else text
+    if len(text) <= SURELY_EXACT:
+        return "NaN" if text == "nan" else text
+    # an odd multiple of 1 / 2**n has n decimals, and the last one is 5
+    is_between = math.ldexp(value, len(text) - text.index(".")) % 2 == 1
+    return _round_tie_up(value, text) if is_between else text
 
 
 def json_number(value: float) -> str:
@@ -146,13 +148,6 @@ def _hide_login(match: re.Match[str]) -> str:
 
 def _round_tie_up(value: float, text: str) -> str:
     """Return *text*, the shortest text of *value*, without an exponent and with a tie rounded up."""
-    if "e" not in text:
-        integer, _, fraction = text.partition(".")
-        if fraction == "0":
-            return integer
-        # an odd multiple of 1 / 2**n has n decimals, and the last one is 5
-        if math.ldexp(value, len(fraction) + 1) % 2 != 1:
-            return text
     short, exact = Decimal(text), Decimal(value)
     plain = format(short, "f")
     if format(exact, "f") != f"{plain}5":

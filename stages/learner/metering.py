@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 from stages.contracts.burn import Version
@@ -66,8 +66,8 @@ LOGGED = "/logged"
 """The key of what steps have logged in the state of a meter; no metric has a slash in its name."""
 Columns = Mapping[str, Sequence[MetricState]]
 """The values of batches by metric, in the order of the batches."""
-Measure = tuple[Callable[[Any], MetricState | None], bool, list[Any]]
-"""The method of a metric or its collector, whether it takes a `Step`, and the values, None for later ones."""
+Measure = tuple[str, Callable[[Any], MetricState | None], list[Any]]
+"""The name of a metric, its method or its collector, and the values, None for later ones."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,9 @@ class Meter:
         self._batches = 0
         """The number of pending batches, also without a sample of this rank."""
         self._iteration = self._flushed = 0
-        """The numbers of the last batch that was measured, and of the last whose values were read."""
+        """The numbers of the last batch, and of the last whose values were read."""
+        self._rate = 0.0
+        """The learning rate of the last batch."""
         self._metrics = [metric for metric, _ in metrics]
         for metric, _ in metrics:
             if isinstance(metric.metric, BurnMetric):
@@ -205,7 +207,7 @@ class Meter:
         self._epoch = epoch
         self._telemetry_names = {metric.name for metric in self._metrics if metric.telemetry}
         self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
-        self._measures: dict[str, Measure] = {}
+        self._measures: list[Measure] = []
         self._collectors: dict[str, Collector] = {}
         self._guard = guard
         self._iterations: list[int] = []
@@ -239,21 +241,16 @@ class Meter:
         *item* is None if this rank has no sample of the batch. Raises `BuilderError` on the first that a
         metric cannot measure.
         """
+        self._iteration, self._rate = iteration, learning_rate
         if item is not None:
             if self._entries:
                 known = {**known, **self._take_entries(item, iteration)}
-            for name, (measure, takes_step, values) in (self._measures or self._find(item)).items():
-                if name in known:
-                    values.append(known[name])
-                elif takes_step:
-                    values.append(measure(Step(item, self._split, self._epoch, iteration, learning_rate)))
-                else:
-                    values.append(measure(item))
+            for name, measure, values in self._measures or self._find(item):
+                values.append(known[name] if name in known else measure(item))
             self._iterations.append(iteration)
         else:
             self._entries.clear()
         self._batches += 1
-        self._iteration = iteration
         if self._batches >= MAX_PENDING_BATCHES:
             self._start_transfer()
         elif self._in_transfer is not None and self._batches >= MAX_READ_DELAY:
@@ -264,16 +261,22 @@ class Meter:
 
         The sums that the pass resumes with get the types of the values of *item*: it may be the last batch.
         """
+        self._iteration, self._rate = iteration, learning_rate
         self._entries.clear()
         if not self._resumed or item is None:
             return
-        step = Step(item, self._split, self._epoch, iteration, learning_rate)
         for metric in self._metrics:
-            name, methods = metric.name, metric.methods
+            name = metric.name
             if name in self._resumed and name not in self._sums:
-                measure: Any = methods.measure_step or methods.measure
-                value = measure(step if methods.measure_step else item)
-                self._sums[name] = load_state(self._resumed[name], value, name)
+                measure: Any = self._measure_of(metric)
+                self._sums[name] = load_state(self._resumed[name], measure(item), name)
+
+    def _measure_of(self, metric: RegisteredMetric) -> Callable[[Any], MetricState] | None:
+        """Return the function that measures an item with *metric*; None for a `PassMetric`."""
+        measure_step = metric.methods.measure_step
+        if measure_step is None:
+            return metric.methods.measure
+        return lambda item: measure_step(Step(item, self._split, self._epoch, self._iteration, self._rate))
 
     def _take_entries(self, item: Any, iteration: int) -> dict[str, Mean]:
         """Log the samples of a step, keep its numbers, and return those that metrics of these names have."""
@@ -293,26 +296,26 @@ class Meter:
                 raise BuilderError(f"a step logs {entry.name!r}, the name of a metric. Use another name")
         return known
 
-    def _find(self, item: Any) -> dict[str, Measure]:
+    def _find(self, item: Any) -> list[Measure]:
         """Set and return how each metric measures an *item*."""
         for metric in self._metrics:
-            methods = metric.methods
-            measure: Any = methods.measure_step or methods.measure
+            measure: Any = self._measure_of(metric)
             if measure is None:
                 continue
             metric.check_output(item)
-            collector = methods.build_collector() if methods.build_collector else None
-            if collector is not None:
+            build = metric.methods.build_collector
+            if build is not None and (collector := build()) is not None:
                 measure, self._collectors[metric.name] = collector.add, collector
-            self._measures[metric.name] = measure, methods.measure_step is not None, []
+            self._measures.append((metric.name, measure, []))
         return self._measures
 
     def _pending(self) -> dict[str, list[MetricState]]:
         """Return the pending values, after the collectors have measured theirs."""
-        for name, collector in self._collectors.items():
-            values, collected = self._measures[name][-1], iter(collector.measure())
-            values[:] = [next(collected) if value is None else value for value in values]
-        pending = {name: values for name, (*_, values) in self._measures.items() if values}
+        for name, _, values in self._measures:
+            if (collector := self._collectors.get(name)) is not None:
+                collected = iter(collector.measure())
+                values[:] = [next(collected) if value is None else value for value in values]
+        pending = {name: values for name, _, values in self._measures if values}
         for name, by_batch in self._logged.items():
             pending[name] = [by_batch.get(iteration, NO_VALUE) for iteration in self._iterations]
         return pending
@@ -402,7 +405,7 @@ class Meter:
         self._finish_transfer()
         columns = {name: values.copy() for name, values in self._pending().items()}
         iterations, self._iterations, self._batches = self._iterations, [], 0
-        for *_, values in self._measures.values():
+        for *_, values in self._measures:
             values.clear()
         self._logged = {}
         flag = None if self._guard is None else self._guard.flag
@@ -430,9 +433,10 @@ class Meter:
             values = columns[name]
             has_value = _has_batch_value(values[-1])
             is_optional = name not in self._loggers  # not each step logs it
-            counted = [value for value in values[:finite] if not is_optional or value.count]
-            for value in counted[-1:]:
-                self._latest[name] = value
+            for value in reversed(values[:finite]):
+                if not is_optional or value.count:
+                    self._latest[name] = value
+                    break
             if has_value is None or (has_value and self._burn != "0.22"):
                 pairs = read_values(values[:finite])
                 logged[name] = [pair if pair[1] else None for pair in pairs] if is_optional else pairs
@@ -610,7 +614,7 @@ class Observers:
 
 
 def _join(columns: Columns) -> list[MetricState]:
-    return [value for values in columns.values() for value in values]
+    return [*chain.from_iterable(columns.values())]
 
 
 def _split(columns: Columns, values: Iterable[MetricState]) -> dict[str, list[MetricState]]:

@@ -153,16 +153,15 @@ def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | No
 
     Raises `BuilderError`, which names the *metric*, if the shapes do not match.
     """
-    table = _read_table(output)
-    if table is None:
+    if type(output) is not ClassificationOutput or not _is_collected(_kind_of(output)):
         predicted, targets = predict_classes(output, metric)
         return compute_hit_rate(predicted == targets, targets, pad_token)
-    scores, labels = table
+    scores, labels = output.output.detach().numpy(), output.targets.numpy()
     return _compare(scores[None], labels[None], pad_token)[0]
 
 
 class ClassCollector:
-    """Copies of the logits and targets of batches of one shape, whose accuracy is computed in one pass.
+    """Copies of the logits and targets of batches of one kind, whose accuracy is computed in one pass.
 
     An operation on many small batches takes hardly more time than on one.
     """
@@ -170,46 +169,61 @@ class ClassCollector:
     def __init__(self, measure: Callable[[Any], Mean], pad_token: int | None) -> None:
         self._measure = measure
         self._pad_token = pad_token
-        self._scores = np.empty((0, 0, 0), np.float32)
-        self._labels = np.empty((0, 0), np.int64)
+        self._kind: Any = None
+        self._scores, self._labels = torch.empty(0), torch.empty(0)
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        """The memory for the logits and targets of each batch."""
         self._count = 0
 
     def add(self, output: SingleLabelOutput) -> Mean | None:
-        """Copy *output*, or measure one that is too large, or of another kind or shape than the first one."""
-        table = _read_table(output)
-        if table is None:
+        """Copy *output*, or measure one that is too large, or of another kind than the first one."""
+        if type(output) is not ClassificationOutput:
             return self._measure(output)
-        scores, labels = table
-        count = self._count
-        if not count and scores.shape != self._scores.shape[1:] and scores.size <= MAX_COLLECTED_NUMBERS:
-            self._scores = np.empty((MAX_COLLECTED_BATCHES, *scores.shape), np.float32)
-            self._labels = np.empty((MAX_COLLECTED_BATCHES, *labels.shape), np.int64)
-        if count == MAX_COLLECTED_BATCHES or scores.shape != self._scores.shape[1:]:
+        kind, count = _kind_of(output), self._count
+        if count == MAX_COLLECTED_BATCHES or (kind != self._kind and (count or not self._prepare(kind))):
             return self._measure(output)
-        self._scores[count], self._labels[count] = scores, labels
+        scores, labels = self._rows[count]
+        scores.copy_(output.output.detach())
+        labels.copy_(output.targets)
         self._count = count + 1
         return None
+
+    def _prepare(self, kind: "Kind") -> bool:
+        """Provide memory for outputs of *kind*, and return whether they are collected."""
+        shape, labels_shape, *_ = kind
+        if not _is_collected(kind) or shape.numel() > MAX_COLLECTED_NUMBERS:
+            return False
+        self._kind = kind
+        size = MAX_COLLECTED_BATCHES
+        self._scores = torch.empty((size, *shape), dtype=torch.float32, device="cpu")
+        self._labels = torch.empty((size, *labels_shape), dtype=torch.int64, device="cpu")
+        self._rows = [*zip(self._scores, self._labels, strict=True)]
+        return True
 
     def measure(self) -> list[Mean]:
         """Return the accuracy of each batch that was copied since the last call."""
         count, self._count = self._count, 0
-        return _compare(self._scores[:count], self._labels[:count], self._pad_token) if count else []
+        scores, labels = self._scores[:count].numpy(), self._labels[:count].numpy()
+        return _compare(scores, labels, self._pad_token) if count else []
 
 
-def _read_table(output: SingleLabelOutput) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None":
-    """Return the logits, (B, C), and the targets of *output* as arrays, if they are those of most models.
+Kind = tuple[torch.Size, torch.Size, torch.dtype, torch.dtype, bool, bool]
+"""The shapes and dtypes of logits and targets, and whether each is on a CPU."""
 
-    NumPy needs a third of torch's time for them.
+
+def _kind_of(output: ClassificationOutput) -> Kind:
+    logits, targets = output.output, output.targets
+    return logits.shape, targets.shape, logits.dtype, targets.dtype, logits.is_cpu, targets.is_cpu
+
+
+def _is_collected(kind: Kind) -> bool:
+    """Return whether an output of *kind* has float32 logits (B, C) for targets (B,), as those of most models.
+
+    NumPy compares them in a third of torch's time.
     """
-    targets = output.targets
-    if type(output) is not ClassificationOutput or targets.dtype is not torch.int64:
-        return None
-    logits = output.output
-    if logits.dtype is not torch.float32 or not (logits.is_cpu and targets.is_cpu):
-        return None
-    scores, labels = logits.detach().numpy(), targets.numpy()
-    shape = scores.shape
-    return (scores, labels) if len(shape) == 2 and shape[1] > 1 and labels.shape == shape[:1] else None
+    shape, labels_shape, *others = kind
+    is_table = len(shape) == 2 and shape[1] > 1 and labels_shape == shape[:1]
+    return is_table and others == [torch.float32, torch.int64, True, True]
 
 
 def _compare(

@@ -9,6 +9,7 @@ Three lines make a module trainable::
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -37,6 +38,7 @@ else:
 RunBackward = Callable[[Tensor, Sequence[Tensor], "Weight | None"], None]
 """Sets ``.grad`` of the parameters to the gradients of a loss, of which it receives the weight too."""
 
+GRADIENT = attrgetter("grad")
 _prepared: dict[int, tuple[tuple[Tensor, ...], RunBackward | None]] = {}
 """The parameters of each model in training by its id, and what computes their gradients."""
 
@@ -85,9 +87,8 @@ def backward(model: "torch.nn.Module", loss: Tensor, weight: "Weight | None" = N
         loss.backward()  # type: ignore[no-untyped-call]
     else:
         run_backward(loss, parameters, weight)
-    gradients = []
+    gradients = [*map(GRADIENT, parameters)]
     for parameter in parameters:
-        gradients.append(parameter.grad)
         parameter.grad = None
     return gradients
 

@@ -10,6 +10,8 @@ kernels read it as float32, so other rates are rounded to float32 there: all ste
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress, repeat
+from operator import is_not, itemgetter
 from typing import Any
 
 import torch
@@ -31,7 +33,31 @@ class Lane:
         self.state = state
         self.members = members
         self.present: list[int] = []
+        """The members that have a gradient; the list stays the same for as long as they do."""
+        self.updated: list[int] | None = None
         """The members that the last step updated."""
+        first, *others = members
+        self._choose = itemgetter(*members) if others else itemgetter(slice(first, first + 1))
+        self._has_gradient: list[bool] = []
+        self._strides: list[tuple[int, ...]] = []
+
+    def select(self, gradients: Gradients) -> list[Tensor]:
+        """Return the gradients of the members that have one, and set `present`.
+
+        They have the strides of their parameters, which the kernels assume. The gradients of
+        ``loss.backward()`` have them; those of `torch.autograd.grad` may differ.
+        """
+        of_members = self._choose(gradients)
+        has_gradient = [*map(is_not, of_members, repeat(None))]
+        if has_gradient != self._has_gradient:
+            self._has_gradient = has_gradient
+            self.present = [*compress(self.members, has_gradient)]
+            self._strides = [self.members[index].stride() for index in self.present]
+        selected: list[Tensor] = [*compress(of_members, has_gradient)]
+        if [*map(Tensor.stride, selected)] != self._strides:
+            members = map(self.members.__getitem__, self.present)
+            selected = [*map(match_strides, selected, members)]
+        return selected
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update the parameters that have a gradient, with the learning rate of their group.
@@ -58,30 +84,31 @@ class AdamLane(Lane):
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
-        present = [index for index in self.members if gradients[index] is not None]
-        if not present:
+        selected = self.select(gradients)
+        if not selected:
             return False
-        is_new = present != self.present
+        is_new = self.present is not self.updated
         if is_new:
-            self._prepare(present)
-        group = self.group
+            self._prepare()
+        group, counts = self.group, self.counts
         parameters, means, squares, steps = self.lists
-        if self.counts is None:
+        if counts is None:
             self.steps.add_(1)
         else:
-            for number in range(len(present)):
-                self.counts[number] += 1.0
+            for number in range(len(selected)):
+                counts[number] += 1.0
+        beta1, beta2 = group["betas"]
         self.kernel(
             parameters,
-            [gradients[index] for index in present],  # type: ignore[misc]  # none of these is None
+            selected,
             means,
             squares,
             [],
             steps,
             amsgrad=False,
             lr=group["lr"] if self.rounded is None else round_rate(group["lr"], self.rounded),
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
+            beta1=beta1,
+            beta2=beta2,
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
@@ -91,9 +118,9 @@ class AdamLane(Lane):
             self.steps.sub_(skip)
         return is_new
 
-    def _prepare(self, present: list[int]) -> None:
-        """Build the lists for *present*. The step counters become views of one tensor, so one call counts."""
-        parameters = [self.members[index] for index in present]
+    def _prepare(self) -> None:
+        """Build the lists of `present`. The step counters become views of one tensor, so one call counts."""
+        parameters = [self.members[index] for index in self.present]
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
@@ -104,7 +131,7 @@ class AdamLane(Lane):
         for state, steps in zip(states, self.steps.unbind(), strict=True):
             state["step"] = steps
         entries = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")]
-        self.present, self.lists = present, [parameters, *entries]
+        self.updated, self.lists = self.present, [parameters, *entries]
         self.counts = self.steps.numpy().data if self.steps.is_cpu else None
 
 
@@ -124,19 +151,19 @@ class SgdLane(Lane):
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.SGD.step` does; return whether entries of the state were created."""
         self._skip = skip
-        present = [index for index in self.members if gradients[index] is not None]
-        if present == self.present and bool(self.velocities) == (self.group["momentum"] != 0):
-            selected: Any = [gradients[index] for index in present]
+        selected, present = self.select(gradients), self.present
+        if present is self.updated and bool(self.velocities) == (self.group["momentum"] != 0):
             self._launch(self.parameters, selected, self.velocities, first=False)
             return False
+        gradient_of = dict(zip(present, selected, strict=True))
         starting = [index for index in present if not self._has_velocity(index)]
         if starting and skip is not None and skip.item():
             return False  # a velocity starts at the first gradient that is not skipped
         for indices in (starting, [index for index in present if index not in starting]):
-            selected = [gradients[index] for index in indices]
             parameters = [self.members[index] for index in indices]
-            self._launch(parameters, selected, self._velocities(parameters), first=indices is starting)
-        self.present, self.parameters = present, [self.members[index] for index in present]
+            part = [gradient_of[index] for index in indices]
+            self._launch(parameters, part, self._velocities(parameters), first=indices is starting)
+        self.updated, self.parameters = present, [self.members[index] for index in present]
         self.velocities = self._velocities(self.parameters)
         return True
 
@@ -234,6 +261,13 @@ def _is_plain(group: dict[str, Any]) -> bool:
     return not any(isinstance(number, Tensor) for number in numbers) and all(
         parameter.is_floating_point() for parameter in group["params"]
     )
+
+
+def match_strides(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return *gradient* with the strides of *parameter*."""
+    if gradient.is_sparse or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient.detach())
 
 
 def is_dense(parameter: Tensor) -> bool:

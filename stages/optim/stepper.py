@@ -20,6 +20,7 @@ from stages.optim.fused_kernels import (
     build_lanes,
     is_dense,
     is_skipped_by_sgd,
+    match_strides,
     round_rates,
 )
 from stages.optim.gradients import Gradients
@@ -92,7 +93,6 @@ class Stepper:
         self._get_options: Callable[[dict[str, Any]], Any] = itemgetter(*names) if names else len
         self._options = [*map(self._get_options, groups)]
         self._entries = _entries_of(self._state)
-        self._strides = [parameter.stride() for parameter in self.parameters]
 
     @property
     def reads_flag(self) -> bool:
@@ -111,26 +111,31 @@ class Stepper:
         else:
             return
         self._prepare(learning_rate)
-        gradients = self._clip_and_match(gradients)
+        if self.clipping:
+            gradients = clip(gradients, self.clipping)
         if self._lanes is None or any(self._hooks):
-            if self.needs_closure:
-                raise BuilderError(
-                    "L-BFGS evaluates a batch several times per step, but received the gradients of one "
-                    "evaluation. Call step_with_closure, or use another optimizer"
-                )
-            if skip is not None and skip.item():
-                return
-            for part in self._separate(gradients):
-                self._set_gradients(part)
-                with round_rates(self.optimizer):
-                    self.optimizer.step()
-            self._clear_gradients()
+            self._step_itself(gradients, skip)
             return
         for lane in self._lanes:
             if lane.step(gradients, skip):
                 self._entries = _entries_of(self._state)
         # a scheduler of torch warns if the optimizer was not called
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _step_itself(self, gradients: Gradients, skip: Tensor | None) -> None:
+        """Update by the own ``step`` of the optimizer."""
+        if self.needs_closure:
+            raise BuilderError(
+                "L-BFGS evaluates a batch several times per step, but received the gradients of one "
+                "evaluation. Call step_with_closure, or use another optimizer"
+            )
+        if skip is not None and skip.item():
+            return
+        for part in self._separate(gradients):
+            self._set_gradients(part)
+            with round_rates(self.optimizer):
+                self.optimizer.step()
+        self._clear_gradients()
 
     def step_with_closure(
         self, closure: Callable[[], tuple[Tensor, Gradients]], learning_rate: float | None
@@ -144,7 +149,7 @@ class Stepper:
 
         def evaluate() -> float:
             loss, gradients = closure()
-            self._set_gradients(self._clip_and_match(gradients))
+            self._set_gradients(clip(gradients, self.clipping) if self.clipping else gradients)
             return float(loss.detach())
 
         self._prepare(learning_rate)
@@ -214,20 +219,6 @@ class Stepper:
             or optimizer.__dict__.get("step") is not self._own_step
         )
 
-    def _clip_and_match(self, gradients: Gradients) -> Gradients:
-        """Return *gradients* clipped and with their parameters' strides, which the fused kernels assume.
-
-        The gradients of ``loss.backward()`` have these strides; those of `torch.autograd.grad` may differ.
-        """
-        if self.clipping:
-            gradients = clip(gradients, self.clipping)
-        for number, (gradient, strides) in enumerate(zip(gradients, self._strides, strict=True)):
-            if gradient is None or gradient.is_sparse or gradient.stride() == strides:
-                continue
-            matched = torch.empty_like(self.parameters[number], dtype=gradient.dtype).copy_(gradient.detach())
-            gradients = [*gradients[:number], matched, *gradients[number + 1 :]]
-        return gradients
-
     def _separate(self, gradients: Gradients) -> list[Gradients]:
         """Return *gradients* in parts, one for each call of the optimizer's own ``step``.
 
@@ -248,8 +239,9 @@ class Stepper:
         return [part for part in (first, others) if any(gradient is not None for gradient in part)]
 
     def _set_gradients(self, gradients: Gradients) -> None:
+        """Set ``.grad`` of each parameter, with its strides: torch too may use the kernels."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else match_strides(gradient, parameter)
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:
