@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from stages.runs import runs
 
-CHANGE = ("-S", "fit.num_epochs=12", "-S", "fit.batch_size=64")
+CHANGE = ("-S", "fit.num_epochs=40", "-S", "fit.batch_size=64")
 
 
 @pytest.fixture
@@ -49,11 +49,7 @@ def test_experiment_killed_in_the_queue_resumes_to_the_same_lockfile(queue, tmp_
     wait_until(lambda: "Failed" in queue.ok("dvc", "queue", "status"))
     [store] = runs(queue.folder / ".runs")
     assert not read_lockfile(queue, "queued")
-    saved = ("steps/trainer-*", "checkpoint/trainer-[2-9]*")
-    wait_until(
-        lambda: any(list(store.path.glob(pattern)) for pattern in saved),
-        lambda: str(list(store.path.rglob("*"))),
-    )
+    wait_until(lambda: list(store.path.rglob("trainer-*")), lambda: str(list(store.path.iterdir())))
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "again", *CHANGE)
     queue.ok("dvc", "queue", "start")
