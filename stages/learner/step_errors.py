@@ -36,6 +36,7 @@ LABEL_DTYPES = (torch.int64, torch.uint8)
 CHANNELS_FIRST = ("num_features", "num_channels")
 SIZES = ("in_features", "in_channels", "input_size", "embed_dim", *CHANNELS_FIRST)
 """Attributes of a layer with the size that one dimension of its input must have."""
+NOT_GATHERED = re.compile(r"torch\.Tensor and DTensor|FSDP requires running forward")
 DTYPE = re.compile(r"dtype|scalar type|[Ii]nput type")
 MAX_PARTS = 8
 
@@ -125,6 +126,11 @@ def _arguments(frame: FrameType) -> dict[str, Any]:
 
 def _find_causes(failure: Failure, message: str) -> Iterator[str]:
     """Yield what is wrong and what to change, most specific first; an empty text if nothing is."""
+    if NOT_GATHERED.search(message):
+        yield (
+            "fsdp gathers the parameters when the model is called. Call self(inputs) in the step, "
+            "and not its layers, or use the strategy ddp"
+        )
     outputs, labels = failure.arguments.get("input"), failure.arguments.get("target")
     if failure.function in CLASS_LOSSES and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
         yield _explain_label_form(outputs, labels)

@@ -102,8 +102,12 @@ class WeightAverage:
         if self._count == 0:
             self._average = {name: entry.to(_wide_dtype(entry), copy=True) for name, entry in entries.items()}
         else:
-            current = [entry.to(_wide_dtype(entry)) for entry in entries.values()]
-            self._update(list(self._average.values()), current, self._count)
+            for kind in dict.fromkeys(
+                map(type, entries.values())
+            ):  # sharded weights and whole buffers do not mix
+                names = [name for name, entry in entries.items() if type(entry) is kind]
+                current = [entries[name].to(_wide_dtype(entries[name])) for name in names]
+                self._update([self._average[name] for name in names], current, self._count)
         self._count += 1
 
     def _entries(self) -> dict[str, Tensor]:

@@ -28,11 +28,11 @@ from run_files import read_run_files
 from torch import nn
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep, backward
-from stages.optim import AdaGrad, Adam, NonFinite, Sgd
+from stages.optim import AdaGrad, Adam, Ema, NonFinite, Sgd, Swa
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 from stages.runs import FileCheckpointer
@@ -115,6 +115,24 @@ def test_run_that_was_saved_in_shards_resumes_on_others(size, strategy, tmp_path
 RANK_OF_LAST_ROW = 1
 
 
+def fit_averaged(directory, average, strategy):
+    """Train a model with running statistics; return the history, and the average of its weights."""
+    builder = start(directory).strategy(strategy).average_weights(average)
+    learner = builder.build(build_net(norm=True), Sgd(), 0.5)  # Adam would enlarge rounding errors
+    learner.fit(*loaders())
+    with learner.apply_average():
+        return outcome(learner)
+
+
+@pytest.mark.parametrize("average", [Ema(decay=0.9), long(Swa(start_epoch=1))])
+def test_average_of_sharded_weights_and_whole_buffers_is_that_of_ranks_without_shards(average, tmp_path):
+    whole, sharded = (
+        run_ranks(fit_averaged, 2, tmp_path / strategy, average, strategy) for strategy in ("ddp", "fsdp")
+    )
+
+    assert_equals_one_process(sharded[0], whole[0])
+
+
 class Direct(Net):
     """A model that computes its gradients without `backward`."""
 
@@ -132,8 +150,18 @@ class Weightless(Net):
         return TrainOutput(self, backward(self, item.loss), item)
 
 
+class Bypassing(Net):
+    """A model whose step calls its layers, and not itself."""
+
+    def train_step(self, batch):
+        item = ClassificationOutput(self.loss(self[0](batch[0]), batch[1]), self[0](batch[0]), batch[1])
+        return TrainOutput(self, backward(self, item.loss), item)
+
+
 def explain(directory, kind):
     builder, model = start(directory).strategy("fsdp"), build_net()
+    if kind == "bypassing":
+        model = Bypassing(*model)
     if kind == "direct":
         model = Direct(*model)
     if kind == "weight":
@@ -154,6 +182,7 @@ def explain(directory, kind):
     [
         ("direct", "Direct.train_step calls loss.backward() itself"),
         ("weight", "Pass the weight to both: backward(self, loss, weight)"),
+        ("bypassing", "Call self(inputs) in the step"),
         ("fp16", "precision fp16 cannot be used with the strategy fsdp"),
         ("norm", "sync_batch_norm cannot be used with the strategy fsdp"),
     ],
