@@ -277,6 +277,9 @@ class Own(nn.Module):
         self.layer, self.seen = nn.Linear(4, CLASSES), 0
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
+    def forward(self, inputs):
+        return self.layer(inputs)
+
     def train_step(self, batch):
         self.count += 1
         item = self.valid_step(batch)
@@ -284,23 +287,21 @@ class Own(nn.Module):
         return TrainOutput(self, [parameter.grad for parameter in self.parameters()], item)
 
     def valid_step(self, batch):
-        logits = self.layer(batch[0])
+        logits = self(batch[0])
         return ClassificationOutput(nn.functional.cross_entropy(logits, batch[1]), logits, batch[1])
 
 
 class Draws:
-    """The options of a seed, drawn one after the other; *is_other* replaces those that change no number."""
+    """The options of a seed, drawn one after the other; *fixed* has the values of some of them."""
 
-    def __init__(self, seed, *, is_other):
-        self.random, self.drawn = random.Random(seed), {}  # noqa: S311
-        self.is_other = is_other
+    def __init__(self, seed, fixed):
+        self.random, self.drawn, self.fixed = random.Random(seed), {}, fixed  # noqa: S311
 
     def choose(self, name, *options):
         """Return one of *options*, of which a repeated one is more likely, as the option *name*."""
-        option = self.drawn[name] = self.random.choice(options)
-        if self.is_other and name in NEUTRAL:
-            return NEUTRAL[name]
-        return option
+        option = self.random.choice(options)
+        self.drawn[name] = self.fixed.get(name, option)
+        return self.drawn[name]
 
 
 def build_loader(draws, split, inputs, targets, seed):
@@ -328,6 +329,11 @@ def build_loader(draws, split, inputs, targets, seed):
     return build[kind](), kind
 
 
+def add_noise(sample):
+    """Return *sample* with the same random number in each place."""
+    return sample + torch.rand(())
+
+
 def build_own_loader(draws, inputs, targets, size, seed):
     """Return a loader of this project."""
     builder = data.DataLoaderBuilder(data.NormalizeBatcher(0.1, 2.0)).batch_size(size)
@@ -336,7 +342,7 @@ def build_own_loader(draws, inputs, targets, size, seed):
     if draws.random.random() < 0.3:
         builder.limit_batches(3)
     if draws.random.random() < 0.3:
-        builder.augment([lambda sample: sample + torch.rand(())])
+        builder.augment([add_noise])
     builder.num_workers(draws.random.choice([0, 0, 1]))
     return builder.build(data.TensorDataset(inputs, targets))
 
@@ -414,12 +420,12 @@ def set_files(draws, builder, folder):
         builder.with_checkpointing_strategy(keeps)
 
 
-def run(seed, folder, stop=None, *, most_epochs=3, is_other=False):
-    """Run or continue the run of *seed* in *folder*; return its results, None if it stopped, and its draws.
+def train(seed, folder, stop=None, *, most_epochs=3, fixed=None):
+    """Run or continue the run of *seed* in *folder*; return its learner, None if it stopped, and its draws.
 
-    *stop* is the number of steps until its end, and whether that is an exception.
+    *stop* is the number of steps until its end, and whether that is an exception. *fixed* replaces draws.
     """
-    draws = Draws(seed, is_other=is_other)
+    draws = Draws(seed, fixed or {})
     torch.manual_seed(seed)
     samples, epochs = draws.choose("samples", 7, 12), min(draws.choose("epochs", 2, 3), most_epochs)
     inputs, targets = torch.randn(samples, 4), torch.randint(CLASSES, (samples,))
@@ -441,6 +447,7 @@ def run(seed, folder, stop=None, *, most_epochs=3, is_other=False):
     schedules = SCHEDULES | (SCHEDULES_OF_TORCH if name.startswith("torch") else {})
     schedules |= PLATEAU if name.startswith("torch") and valid is not None else {}
     schedule = draws.choose("schedule", *schedules)
+    builder.strategy(draws.choose("strategy", "auto"))
     optimizer = OPTIMIZERS[name]([*model.parameters()])
     rate = schedules["rate" if schedule == "to the end" and kind in WITHOUT_LENGTH else schedule](optimizer)
     stopping = Stopping(builder.interrupter(), *stop) if stop else NoRenderer()
@@ -452,7 +459,13 @@ def run(seed, folder, stop=None, *, most_epochs=3, is_other=False):
     except CrashError:
         return None, draws.drawn
     is_complete = learner.epoch == epochs or not learner.interrupted
-    return read_results(learner, folder) if is_complete else None, draws.drawn
+    return learner if is_complete else None, draws.drawn
+
+
+def run(seed, folder, *arguments, **options):
+    """Do what `train` does, and return the results in place of the learner."""
+    learner, drawn = train(seed, folder, *arguments, **options)
+    return learner and read_results(learner, folder), drawn
 
 
 def read_results(learner, folder):
@@ -511,7 +524,7 @@ def try_learner(seed, folder):
     torch.set_num_threads(1)
     whole, drawn = run(seed, folder / "whole")
     parts, stops = run_in_parts(seed, folder / "parts", drawn)
-    other, _ = run(seed, folder / "other", is_other=True)
+    other, _ = run(seed, folder / "other", fixed=NEUTRAL)
     problems = [f"{name} differs after the stops {stops}" for name in find_changes(whole, parts)]
     problems += [f"{name} depends on {', '.join(NEUTRAL)}" for name in NUMBERS if whole[name] != other[name]]
     return [*problems, drawn] if problems else []

@@ -9,6 +9,7 @@ import pytest
 import random_commands
 import random_learners
 import random_params
+import random_ranks
 from long_tests import long
 
 
@@ -24,6 +25,14 @@ def test_random_runs_are_those_of_a_plain_loop(first, count, ranks, tmp_path):
 def test_random_runs_are_the_same_after_stops_and_with_options_that_change_no_number(first, count, tmp_path):
     seeds = range(first, first + count)
     problems = {seed: random_learners.try_learner(seed, tmp_path / f"{seed}") for seed in seeds}
+
+    assert not {seed: found for seed, found in problems.items() if found}
+
+
+@pytest.mark.parametrize(("first", "count"), [(1, 1), long(2, 60)])
+def test_random_runs_on_ranks_are_the_same_after_stops_and_those_of_one_process(first, count, tmp_path):
+    seeds = range(first, first + count)
+    problems = {seed: random_ranks.try_ranks(seed, tmp_path / f"{seed}") for seed in seeds}
 
     assert not {seed: found for seed, found in problems.items() if found}
 

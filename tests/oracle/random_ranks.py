@@ -1,0 +1,120 @@
+"""Random runs of the library on two ranks, and what must hold for each of them.
+
+    python tests/oracle/random_ranks.py --count 100 --seed 1
+
+The runs are those of `random_learners.py`, with the strategy ddp or fsdp. A run that is stopped some times,
+and continued by new processes, leaves the files of one that is not. If each rank computes what one process
+would of its samples, the history is that of one process, to rounding. A run that is refused with a
+`BuilderError` is not tried further.
+"""
+
+import math
+import os
+import random
+import sys
+
+import torch
+from random_learners import train
+from ranks import run_ranks
+from seeds import find_changes, read_seeds, start_server, stop_server, try_seeds
+
+from stages.contracts.errors import BuilderError
+from stages.distributed import rank_group
+
+RANKS, MAX_GAP = 2, 2
+STRATEGIES = ("ddp", "fsdp")
+SAME_ON_EACH_RANK = {"drawing": False}
+"""Draws of a hook that would change the weights of each rank in its own way."""
+ARRANGED = ("list", "torch", "shuffled", "sampler", "generator", "weighted", "stream")
+"""Loaders whose batches do not depend on the number of ranks."""
+SMOOTH = (
+    "adamw",
+    "sgd",
+    "adagrad",
+    "torch's adam",
+    "torch's fused adam",
+    "torch's amsgrad",
+    "torch's groups",
+)
+"""Optimizers that do not enlarge a rounding error to a step of another sign."""
+TOLERANCE = 1e-2
+
+
+def train_on_rank(seed, folder, stop, strategy):
+    """Train on this rank; return the history, None if the run stopped or was refused, and the draws."""
+    torch.set_num_threads(1)
+    rank_group.MAX_GAP = MAX_GAP
+    is_main = os.environ["RANK"] == "0"
+    try:
+        learner, drawn = train(
+            seed, folder, stop if is_main else None, fixed={**SAME_ON_EACH_RANK, "strategy": strategy}
+        )
+    except BuilderError as error:
+        return str(error), None
+    return learner and read_history(learner), drawn
+
+
+def read_history(learner):
+    """Return the values of each metric by split and name."""
+    return {
+        f"{split} {name}": [*column.values] for (split, name), column in learner.history.columns().items()
+    }
+
+
+def read_files(folder):
+    """Return the content of each file in *folder*."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def try_ranks(seed, folder):
+    """Return what is wrong with the run of *seed* on ranks, in *folder*, if anything."""
+    r = random.Random(-seed)  # noqa: S311
+    strategy, stops = r.choice(STRATEGIES), []
+    history, drawn = run_ranks(train_on_rank, RANKS, seed, folder / "whole", None, strategy)[0]
+    if drawn is None:
+        return []
+    continued = None
+    for _ in range(r.choice([1, 2, 3])):
+        if continued is None:
+            stops.append((r.randint(1, 12), False))
+            continued, _ = run_ranks(train_on_rank, RANKS, seed, folder / "parts", stops[-1], strategy)[0]
+    if continued is None:
+        continued, _ = run_ranks(train_on_rank, RANKS, seed, folder / "parts", None, strategy)[0]
+    differing = find_changes(read_files(folder / "whole"), read_files(folder / "parts"))
+    problems = [f"{name} differs after the stops {stops}" for name in differing]
+    problems += [] if repr(continued) == repr(history) else ["the history differs after the stops"]
+    if is_that_of_one_process(drawn):
+        learner, _ = train(seed, folder / "one", fixed=SAME_ON_EACH_RANK)
+        problems += [
+            f"{name} is not that of one process" for name in find_gaps(read_history(learner), history)
+        ]
+    return [*problems, drawn] if problems else []
+
+
+def is_that_of_one_process(drawn):
+    """Return whether a run with the options *drawn* has the numbers of one process, to rounding."""
+    of_share = drawn["dropout"] or drawn["logs"] or drawn["model"] in ("batch norm", "own")
+    arranged = all(drawn[f"{split} loader"] in ARRANGED for split in ("train", "valid"))
+    is_exact = drawn["precision"] == "f32" and drawn["optimizer"] in SMOOTH
+    return arranged and is_exact and not of_share
+
+
+def find_gaps(one, other):
+    """Return the names of the metrics whose values differ by more than rounding."""
+    return [
+        name
+        for name in sorted({*one, *other})
+        if len(one.get(name, ())) != len(other.get(name, ()))
+        or not all(
+            math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) or (math.isnan(a) and math.isnan(b))
+            for a, b in zip(one[name], other[name], strict=True)
+        )
+    ]
+
+
+if __name__ == "__main__":
+    start_server()
+    is_wrong = try_seeds(read_seeds(__doc__, 100), "runs on ranks", try_ranks)
+    stop_server()
+    sys.exit(is_wrong)
