@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ def program(name):
     return found
 
 
-@pytest.fixture(scope="session")
-def database():
+@contextmanager
+def running_database():
     """Yield the address of a database in a new PostgreSQL cluster without a TCP port; None for SQLite."""
     if not os.environ.get("LEARNER_TEST_POSTGRES"):
         yield None
@@ -47,6 +47,20 @@ def database():
         process.send_signal(signal.SIGINT)  # PostgreSQL shuts down without waiting for clients
         process.wait(LIMIT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def database():
+    """Yield the database of the server that tests share."""
+    with running_database() as address:
+        yield address
+
+
+@pytest.fixture
+def private_database():
+    """Yield a database that one test uses alone."""
+    with running_database() as address:
+        yield address
 
 
 def is_listening(path):
@@ -115,9 +129,9 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture
-def private_server(tmp_path, database):
+def private_server(tmp_path, private_database):
     """Yield a server that one test uses alone, and may kill."""
     home = tmp_path / "server"
     home.mkdir()
-    with running_server(home, database) as private:
+    with running_server(home, private_database) as private:
         yield private

@@ -115,7 +115,7 @@ def test_run_is_completed_with_its_page_although_its_server_was_away_at_its_end(
 
 @pytest.mark.long  # the test before
 def test_run_is_completed_although_its_server_was_killed_and_started_again(
-    finished, private_server, database, tmp_path
+    finished, private_server, private_database, tmp_path
 ):
     with Proxy(private_server.address) as proxy:
         run = EndingRun(finished, proxy, tmp_path / "log")
@@ -124,7 +124,7 @@ def test_run_is_completed_although_its_server_was_killed_and_started_again(
         private_server.process.kill()
         private_server.process.wait()
         run.release()
-        with running_server(tmp_path / "server", database) as restarted:
+        with running_server(tmp_path / "server", private_database) as restarted:
             proxy.recover(restarted.address)
 
             run.assert_completed(Api(restarted.address))
