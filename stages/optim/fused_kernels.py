@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress, repeat
-from operator import is_not, itemgetter
+from operator import is_not, itemgetter, not_
 from typing import Any
 
 import torch
@@ -32,17 +32,17 @@ class Lane:
         self.group = group
         self.state = state
         self.members = members
-        self.present: list[int] = []
-        """The members that have a gradient; the list stays the same for as long as they do."""
-        self.updated: list[int] | None = None
-        """The members that the last step updated."""
+        self.parameters: list[Tensor] = []
+        """The members that have a gradient; the list is the same for as long as they are."""
+        self.updated: list[Tensor] | None = None
+        """The list `parameters` of the last update."""
         first, *others = members
         self._choose = itemgetter(*members) if others else itemgetter(slice(first, first + 1))
         self._has_gradient: list[bool] = []
         self._strides: list[tuple[int, ...]] = []
 
     def select(self, gradients: Gradients) -> list[Tensor]:
-        """Return the gradients of the members that have one, and set `present`.
+        """Return the gradients of the members that have one, and set `parameters`.
 
         They have the strides of their parameters, which the kernels assume. The gradients of
         ``loss.backward()`` have them; those of `torch.autograd.grad` may differ.
@@ -51,12 +51,11 @@ class Lane:
         has_gradient = [*map(is_not, of_members, repeat(None))]
         if has_gradient != self._has_gradient:
             self._has_gradient = has_gradient
-            self.present = [*compress(self.members, has_gradient)]
-            self._strides = [self.members[index].stride() for index in self.present]
+            self.parameters = [*compress(self.members.values(), has_gradient)]
+            self._strides = [*map(Tensor.stride, self.parameters)]
         selected: list[Tensor] = [*compress(of_members, has_gradient)]
         if [*map(Tensor.stride, selected)] != self._strides:
-            members = map(self.members.__getitem__, self.present)
-            selected = [*map(match_strides, selected, members)]
+            selected = [*map(match_strides, selected, self.parameters)]
         return selected
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
@@ -87,11 +86,11 @@ class AdamLane(Lane):
         selected = self.select(gradients)
         if not selected:
             return False
-        is_new = self.present is not self.updated
+        is_new = self.parameters is not self.updated
         if is_new:
             self._prepare()
         group, counts = self.group, self.counts
-        parameters, means, squares, steps = self.lists
+        means, squares, steps = self.lists
         if counts is None:
             self.steps.add_(1)
         else:
@@ -99,7 +98,7 @@ class AdamLane(Lane):
                 counts[number] += 1.0
         beta1, beta2 = group["betas"]
         self.kernel(
-            parameters,
+            self.parameters,
             selected,
             means,
             squares,
@@ -119,10 +118,9 @@ class AdamLane(Lane):
         return is_new
 
     def _prepare(self) -> None:
-        """Build the lists of `present`. The step counters become views of one tensor, so one call counts."""
-        parameters = [self.members[index] for index in self.present]
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
+        """Build the lists. The step counters become views of one tensor, so one call counts."""
+        states = [self.state[parameter] for parameter in self.parameters]
+        for parameter, state in zip(self.parameters, states, strict=True):
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 state["exp_avg"] = torch.zeros_like(parameter)
@@ -130,8 +128,8 @@ class AdamLane(Lane):
         self.steps = torch.stack([state["step"] for state in states])
         for state, steps in zip(states, self.steps.unbind(), strict=True):
             state["step"] = steps
-        entries = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")]
-        self.updated, self.lists = self.present, [parameters, *entries]
+        self.lists = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")]
+        self.updated = self.parameters
         self.counts = self.steps.numpy().data if self.steps.is_cpu else None
 
 
@@ -144,33 +142,27 @@ class SgdLane(Lane):
 
     def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
         super().__init__(group, state, members)
-        self.parameters: list[Tensor] = []
         self.velocities: list[Tensor] = []
         self._skip: Tensor | None = None
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.SGD.step` does; return whether entries of the state were created."""
         self._skip = skip
-        selected, present = self.select(gradients), self.present
-        if present is self.updated and bool(self.velocities) == (self.group["momentum"] != 0):
-            self._launch(self.parameters, selected, self.velocities, first=False)
+        selected, parameters = self.select(gradients), self.parameters
+        if parameters is self.updated and bool(self.velocities) == (self.group["momentum"] != 0):
+            self._launch(parameters, selected, self.velocities, first=False)
             return False
-        gradient_of = dict(zip(present, selected, strict=True))
-        starting = [index for index in present if not self._has_velocity(index)]
-        if starting and skip is not None and skip.item():
+        continues = [*map(self._has_velocity, parameters)]
+        if not all(continues) and skip is not None and skip.item():
             return False  # a velocity starts at the first gradient that is not skipped
-        for indices in (starting, [index for index in present if index not in starting]):
-            parameters = [self.members[index] for index in indices]
-            part = [gradient_of[index] for index in indices]
-            self._launch(parameters, part, self._velocities(parameters), first=indices is starting)
-        self.updated, self.parameters = present, [self.members[index] for index in present]
-        self.velocities = self._velocities(self.parameters)
+        for first, chosen in ((True, [*map(not_, continues)]), (False, continues)):
+            part = [*compress(parameters, chosen)]
+            self._launch(part, [*compress(selected, chosen)], self._velocities(part), first=first)
+        self.updated, self.velocities = parameters, self._velocities(parameters)
         return True
 
-    def _has_velocity(self, index: int) -> bool:
-        if self.group["momentum"] == 0:
-            return True
-        return self.state[self.members[index]].get("momentum_buffer") is not None
+    def _has_velocity(self, parameter: Tensor) -> bool:
+        return self.group["momentum"] == 0 or self.state[parameter].get("momentum_buffer") is not None
 
     def _velocities(self, parameters: list[Tensor]) -> list[Tensor]:
         if self.group["momentum"] == 0:
