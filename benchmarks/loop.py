@@ -2,12 +2,14 @@
 
     python benchmarks/loop.py [--rounds 7] [--steps 1000] [--only mlp-64]
     python benchmarks/loop.py --bytecodes
+    python benchmarks/loop.py --parts
 
 60,000 uint8 images of 28×28 (random: no number depends on what is on them), Adam, loss and accuracy of
 every step, one torch thread, CPU time. The contestants run in turn, each in its own process; a ratio is that
 of one round, and the median over the rounds is printed. The Learner has both metrics on both splits, its log
 files of every step, the check for NaN and infinity, and the plain renderer; the hand-written loop has the
-same metrics, log lines and kernel of the optimizer. Machines are noisy: trust the ratios.
+same metrics, log lines and kernel of the optimizer. Machines are noisy: trust the ratios. With ``--parts``
+the contestants are learners that each lack a part of a step.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,16 @@ CASES: dict[str, tuple[Callable[[], Any], int, float]] = {
 }
 HAND_WRITTEN = {"mlp-64": 0.95, "mlp-512": 0.95, "cnn-64": 1.0, "null-64": 0.90}
 CONTESTANTS = ("hand-written", "learner")
+PARTS: dict[str, tuple[str, Any]] = {
+    "metrics and log lines": ("stages.learner.metering:Meter.measure", None),
+    "log lines": ("stages.learner.metering:Meter._log", None),
+    "NaN and infinity": ("stages.optim.guard:_all_finite", True),
+    "update": ("stages.optim.stepper:Stepper.step", None),
+    "checks of the output": ("stages.learner.checks:StepChecks.check_train_step", 64),
+    "stop and save": ("stages.learner.resume.mid_epoch:MidEpochCheckpointer.stops_after", False),
+    "renderer": ("stages.renderers.plain:PlainRenderer.step", None),
+}
+"""Parts of a step: the function of each, and what it returns in a learner that lacks the part."""
 LIGHTNING = {"mlp-64": 4.5, "mlp-512": 2.8, "cnn-64": 1.15, "null-64": 10.0}
 
 
@@ -241,7 +254,15 @@ def count_bytecodes(name: str, case: str) -> tuple[float, float]:
 
 
 def contestant(name: str) -> Callable[..., None]:
-    """By name; Lightning's is imported where it is asked for only."""
+    """By name; Lightning's is imported where it is asked for only.
+
+    The name of a part is that of a learner without it, for which this process is changed.
+    """
+    if name in PARTS:
+        function, returned = PARTS[name]
+        owner, _, attribute = function.rpartition("." if "." in function.partition(":")[2] else ":")
+        setattr(resolve_name(owner), attribute, lambda *_, **__: returned)
+        return learner
     if name == "lightning":
         found: Callable[..., None] = importlib.import_module("lightning_loop").lightning_run
         return found
@@ -293,12 +314,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", help="one of " + ", ".join([*CASES, "validation"]))
+    parser.add_argument("--parts", action="store_true", help="measure learners without a part of a step")
     parser.add_argument("--bytecodes", action="store_true", help="count instructions of Python instead")
     options = parser.parse_args()
     if options.bytecodes:
         for case, name in itertools.product([options.only] if options.only else CASES, CONTESTANTS):
             instructions, calls = count_bytecodes(name, case)
             print(f"{case:<18} {name:<20}{instructions:8.0f} instructions in {calls:5.1f} calls a step")
+        return
+    if options.parts:
+        case = options.only or "null-64"
+        found = compare("learner", ["hand-written", *PARTS], case, options.steps, options.rounds)
+        for name in PARTS:
+            micros = (1.0 - found[name][0]) * found["learner"][1]
+            print(f"{case:<18} {name:<24}{micros:8.1f} µs a step")
         return
     others = ["textbook", "hand-written"] + ["lightning"] * bool(importlib.util.find_spec("lightning"))
     for case, (_, _, goal) in CASES.items():
