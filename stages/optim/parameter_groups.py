@@ -102,9 +102,14 @@ def schedule_groups(
 
 
 def _use_burn_axes(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return *optimizer*; if it is a Muon, it reads the weights of linear layers with Burn's axes."""
+    """Return *optimizer*; if it is a Muon, it reads the weights of linear layers with Burn's axes.
+
+    A weight that is computed from other parameters is left out: to read it may change the layer.
+    """
     if isinstance(optimizer, JoinedOptimizer):
-        optimizer.use_burn_axes([layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)])
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        parameters = [dict(layer.named_parameters(recurse=False)) for layer in layers]
+        optimizer.use_burn_axes([named["weight"] for named in parameters if "weight" in named])
     return optimizer
 
 

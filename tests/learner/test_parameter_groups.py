@@ -251,6 +251,17 @@ def test_muon_applies_the_options_of_a_group_to_both_of_its_optimizers():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 1e-4, 0.0]
 
 
+@pytest.mark.parametrize("optimizer", [Muon(), Adam()])
+def test_optimizer_of_a_model_with_a_spectral_norm_leaves_its_state_unchanged(optimizer):
+    """Each access to the weight of such a layer is a step of its power iteration."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    build_model_optimizer(optimizer, model)
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_groups_may_have_all_parameters(start, tiny, tmp_path):
     every = GroupedOptimizer(Adam(), (ParameterGroup(match=".", learning_rate=2e-4),))
     model, plain = net(), net()
