@@ -194,7 +194,8 @@ def log_batches(logger: MetricLogger, epoch: int, columns: Mapping[str, Values])
         return
     batch_logger: Any = logger
     for name, values in columns.items():
-        if present := [pair for pair in values if pair is not None] if None in values else values:
+        present = [pair for pair in values if pair is not None] if None in values else values
+        if present:
             batch_logger.log_batches(epoch, name, present)
 
 

@@ -266,7 +266,6 @@ class StepChecks:
         self._model = model
         self._optimizer = None if updates_itself(model) else optimizer
         self._parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-        self._count = len(self._parameters)
         self._has_checked_gradients = False
 
     def check_train_step(self, step: Any) -> int:
@@ -283,10 +282,10 @@ class StepChecks:
                 "train_step",
                 f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)",
             )
-        if len(gradients) != self._count:
+        if len(gradients) != len(self._parameters):
             raise self._error(
                 "train_step",
-                f"returned {len(gradients)} gradients for {self._count} parameters: return one for "
+                f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
                 "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) "
                 "does",
             )

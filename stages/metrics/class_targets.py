@@ -34,6 +34,8 @@ AnyClassificationOutput = ClassificationOutput | MultiLabelClassificationOutput
 """An output with one class or any number of labels per sample."""
 
 Value = TypeVar("Value")
+Kind = tuple[torch.Size, torch.Size, torch.dtype, torch.dtype, bool, bool]
+"""The shapes and dtypes of logits and targets, and whether each is on a CPU."""
 _STORED = "_values_of_metrics"
 MAX_COLLECTED_BATCHES = 64
 MAX_COLLECTED_NUMBERS = 1 << 14
@@ -169,7 +171,7 @@ class ClassCollector:
     def __init__(self, measure: Callable[[Any], Mean], pad_token: int | None) -> None:
         self._measure = measure
         self._pad_token = pad_token
-        self._kind: Any = None
+        self._kind: Kind | None = None
         self._scores, self._labels = torch.empty(0), torch.empty(0)
         self._rows: list[tuple[Tensor, Tensor]] = []
         """The memory for the logits and targets of each batch."""
@@ -188,7 +190,7 @@ class ClassCollector:
         self._count = count + 1
         return None
 
-    def _prepare(self, kind: "Kind") -> bool:
+    def _prepare(self, kind: Kind) -> bool:
         """Provide memory for outputs of *kind*, and return whether they are collected."""
         shape, labels_shape, *_ = kind
         if not _is_collected(kind) or shape.numel() > MAX_COLLECTED_NUMBERS:
@@ -205,10 +207,6 @@ class ClassCollector:
         count, self._count = self._count, 0
         scores, labels = self._scores[:count].numpy(), self._labels[:count].numpy()
         return _compare(scores, labels, self._pad_token) if count else []
-
-
-Kind = tuple[torch.Size, torch.Size, torch.dtype, torch.dtype, bool, bool]
-"""The shapes and dtypes of logits and targets, and whether each is on a CPU."""
 
 
 def _kind_of(output: ClassificationOutput) -> Kind:

@@ -102,9 +102,8 @@ class WeightAverage:
         if self._count == 0:
             self._average = {name: entry.to(_wide_dtype(entry), copy=True) for name, entry in entries.items()}
         else:
-            for kind in dict.fromkeys(
-                map(type, entries.values())
-            ):  # sharded weights and whole buffers do not mix
+            kinds = dict.fromkeys(map(type, entries.values()))
+            for kind in kinds:  # an operation of torch does not take sharded weights and whole buffers
                 names = [name for name, entry in entries.items() if type(entry) is kind]
                 current = [entries[name].to(_wide_dtype(entries[name])) for name in names]
                 self._update([self._average[name] for name in names], current, self._count)

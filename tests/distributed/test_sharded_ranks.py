@@ -154,7 +154,9 @@ class Bypassing(Net):
     """A model whose step calls its layers, and not itself."""
 
     def train_step(self, batch):
-        item = ClassificationOutput(self.loss(self[0](batch[0]), batch[1]), self[0](batch[0]), batch[1])
+        inputs, targets = batch
+        logits = self[0](inputs)
+        item = ClassificationOutput(self.loss(logits, targets), logits, targets)
         return TrainOutput(self, backward(self, item.loss), item)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
 from forked_programs import start_server, stop_server
+from run_files import read_run_files
 from templates import short
 
 from stages.devices import prepare_portable
@@ -17,6 +18,11 @@ from stages.devices import prepare_portable
 def find_changes(before, after):
     """Return the names of what differs."""
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+def find_changed_files(before, after):
+    """Return the names of the files that differ in two folders of runs."""
+    return find_changes(read_run_files(before), read_run_files(after))
 
 
 def read_seeds(description, count):

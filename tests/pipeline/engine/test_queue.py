@@ -49,7 +49,11 @@ def test_experiment_killed_in_the_queue_resumes_to_the_same_lockfile(queue, tmp_
     wait_until(lambda: "Failed" in queue.ok("dvc", "queue", "status"))
     [store] = runs(queue.folder / ".runs")
     assert not read_lockfile(queue, "queued")
-    wait_until(lambda: list(store.path.rglob("trainer-*")), lambda: str(list(store.path.iterdir())))
+    saved = ("steps/trainer-*", "checkpoint/trainer-[2-9]*", "checkpoint/trainer-[1-9][0-9]*")
+    wait_until(
+        lambda: any(list(store.path.glob(pattern)) for pattern in saved),
+        lambda: str(list(store.path.rglob("trainer-*"))),
+    )
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "again", *CHANGE)
     queue.ok("dvc", "queue", "start")
