@@ -311,7 +311,7 @@ def build_loader(draws, split, inputs, targets, seed):
     generator = torch.Generator().manual_seed(seed)
     sampler = RandomSampler(pairs, num_samples=len(pairs) + 2, replacement=True)
     build = {
-        "own": lambda: build_own_loader(draws, inputs, targets, size, seed),
+        "own": lambda: build_own_loader(draws, split, inputs, targets, size, seed),
         "list": lambda: [*zip(inputs.split(size), targets.split(size), strict=True)],
         "torch": lambda: TorchLoader(pairs, size, drop_last=True),
         "shuffled": lambda: TorchLoader(pairs, size, shuffle=True),
@@ -334,14 +334,14 @@ def add_noise(sample):
     return sample + torch.rand(())
 
 
-def build_own_loader(draws, inputs, targets, size, seed):
+def build_own_loader(draws, split, inputs, targets, size, seed):
     """Return a loader of this project."""
     builder = data.DataLoaderBuilder(data.NormalizeBatcher(0.1, 2.0)).batch_size(size)
     if draws.random.random() < 0.7:
         builder.shuffle(seed)
     if draws.random.random() < 0.3:
         builder.limit_batches(3)
-    if draws.random.random() < 0.3:
+    if draws.choose(f"{split} noise", False, False, True):
         builder.augment([add_noise])
     builder.num_workers(draws.random.choice([0, 0, 1]))
     return builder.build(data.TensorDataset(inputs, targets))

@@ -1,11 +1,11 @@
-"""Random runs of the library on two ranks, and what must hold for each of them.
+"""Random runs of the library on two or three ranks, and what must hold for each of them.
 
     python tests/oracle/random_ranks.py --count 100 --seed 1
 
 The runs are those of `random_learners.py`, with the strategy ddp or fsdp. A run that is stopped some times,
-and continued by new processes, leaves the files of one that is not. If each rank computes what one process
-would of its samples, the history is that of one process, to rounding. A run that is refused with a
-`BuilderError` is not tried further.
+and continued by new processes, leaves the files of one that is not. In half of the runs each rank computes
+what one process would of its samples, and the history is that of one process, to rounding. A run that is
+refused with a `BuilderError` is not tried further.
 """
 
 import math
@@ -21,12 +21,14 @@ from seeds import find_changed_files, read_seeds, start_server, stop_server, try
 from stages.contracts.errors import BuilderError
 from stages.distributed import rank_group
 
-RANKS, MAX_GAP = 2, 2
+MAX_GAP = 2
 STRATEGIES = ("ddp", "fsdp")
 SAME_ON_EACH_RANK = {"drawing": False}
 """Draws of a hook that would change the weights of each rank in its own way."""
-ARRANGED = ("list", "torch", "shuffled", "sampler", "generator", "weighted", "stream")
+ARRANGED = ("own", "list", "torch", "shuffled", "sampler", "generator", "weighted", "stream")
 """Loaders whose batches do not depend on the number of ranks."""
+SEPARATE = ("plain", "layer norm", "spectral norm")
+"""Models that compute each sample on its own."""
 SMOOTH = (
     "adamw",
     "sgd",
@@ -40,15 +42,26 @@ SMOOTH = (
 TOLERANCE = 1e-4
 
 
-def train_on_rank(seed, folder, stop, strategy):
+def draw_comparable(r):
+    """Return draws of a run that computes on each rank what one process would."""
+    drawn = {"model": r.choice(SEPARATE), "optimizer": r.choice(SMOOTH)}
+    drawn |= {f"{split} loader": r.choice(ARRANGED) for split in ("train", "valid")}
+    return drawn | {
+        "train noise": False,
+        "valid noise": False,
+        "dropout": 0.0,
+        "logs": False,
+        "precision": "f32",
+    }
+
+
+def train_on_rank(seed, folder, stop, fixed):
     """Train on this rank; return the history, None if the run stopped or was refused, and the draws."""
     torch.set_num_threads(1)
     rank_group.MAX_GAP = MAX_GAP
     is_main = os.environ["RANK"] == "0"
     try:
-        learner, drawn = train(
-            seed, folder, stop if is_main else None, fixed={**SAME_ON_EACH_RANK, "strategy": strategy}
-        )
+        learner, drawn = train(seed, folder, stop if is_main else None, fixed=fixed)
     except BuilderError as error:
         return str(error), None
     return learner and read_history(learner), drawn
@@ -64,32 +77,26 @@ def read_history(learner):
 def try_ranks(seed, folder):
     """Return what is wrong with the run of *seed* on ranks, in *folder*, if anything."""
     r = random.Random(-seed)  # noqa: S311
-    strategy = r.choice(STRATEGIES)
-    history, drawn = run_ranks(train_on_rank, RANKS, seed, folder / "whole", None, strategy)[0]
+    ranks, is_comparable = r.choice([2, 2, 3]), r.random() < 0.5
+    fixed = SAME_ON_EACH_RANK | (draw_comparable(r) if is_comparable else {})
+    on_ranks = {**fixed, "strategy": r.choice(STRATEGIES)}
+    history, drawn = run_ranks(train_on_rank, ranks, seed, folder / "whole", None, on_ranks)[0]
     if drawn is None:
         return []
     stops = [(r.randint(1, 12), False) for _ in range(r.choice([1, 2, 3]))]
     for stop in (*stops, None):
-        continued, _ = run_ranks(train_on_rank, RANKS, seed, folder / "parts", stop, strategy)[0]
+        continued, _ = run_ranks(train_on_rank, ranks, seed, folder / "parts", stop, on_ranks)[0]
         if continued is not None:
             break
     differing = find_changed_files(folder / "whole", folder / "parts")
     problems = [f"{name} differs after the stops {stops}" for name in differing]
     problems += [] if repr(continued) == repr(history) else ["the history differs after the stops"]
-    if is_that_of_one_process(drawn):
-        learner, _ = train(seed, folder / "one", fixed=SAME_ON_EACH_RANK)
+    if is_comparable:
+        learner, _ = train(seed, folder / "one", fixed=fixed)
         problems += [
             f"{name} is not that of one process" for name in find_gaps(read_history(learner), history)
         ]
     return [*problems, drawn] if problems else []
-
-
-def is_that_of_one_process(drawn):
-    """Return whether a run with the options *drawn* has the numbers of one process, to rounding."""
-    of_share = drawn["dropout"] or drawn["logs"] or drawn["model"] in ("batch norm", "own")
-    arranged = all(drawn[f"{split} loader"] in ARRANGED for split in ("train", "valid"))
-    is_exact = drawn["precision"] == "f32" and drawn["optimizer"] in SMOOTH
-    return arranged and is_exact and not of_share
 
 
 def find_gaps(one, other):
