@@ -147,6 +147,17 @@ class DefinitionLogger(Protocol):
 
 
 @runtime_checkable
+class IterationLogger(Protocol):
+    """The optional part of a `MetricLogger` that receives the number of each batch before its values."""
+
+    def begin_batch(self, epoch: int, iteration: int) -> None:
+        """Log the next values as those of the batch *iteration* of *epoch*, from 1.
+
+        Batches that are left out, because they are not finite, have numbers too.
+        """
+
+
+@runtime_checkable
 class BatchLogger(Protocol):
     """The optional part of a `MetricLogger` that logs many batches at once."""
 
@@ -174,27 +185,33 @@ Values = Sequence[tuple[float, float] | None]
 """The value and the count of a metric on each of several batches; None for a batch without them."""
 
 
-def iterate_batches(columns: Mapping[str, Values]) -> Iterator[tuple[str, float, float]]:
-    """Yield the name, the value and the count of each metric of *columns*, one batch after the other."""
-    for batch in zip(*columns.values(), strict=True):
-        for name, pair in zip(columns, batch, strict=True):
-            if pair is not None:
-                yield name, *pair
+def iterate_batches(
+    iterations: Sequence[int], columns: Mapping[str, Values]
+) -> Iterator[tuple[int, dict[str, tuple[float, float]]]]:
+    """Yield the number of each batch, and the value and the count of each of *columns* that has one."""
+    for iteration, *batch in zip(iterations, *columns.values(), strict=True):
+        yield iteration, {name: pair for name, pair in zip(columns, batch, strict=True) if pair is not None}
 
 
-def log_batches(logger: MetricLogger, epoch: int, columns: Mapping[str, Values]) -> None:
-    """Log *columns*, the values of each metric on the same batches.
+def log_batches(
+    logger: MetricLogger, epoch: int, iterations: Sequence[int], columns: Mapping[str, Values]
+) -> None:
+    """Log *columns*, the values of each metric on the batches *iterations* of *epoch*.
 
     A `BatchLogger` receives a metric at a time. Other loggers receive a batch at a time, so that their order
     does not depend on how many batches there are.
     """
     if not issubclass(type(logger), BatchLogger):  # `isinstance` would list the protocol's methods each time
-        for name, value, count in iterate_batches(columns):
-            logger.log(epoch, name, value, count)
+        numbered = logger if isinstance(logger, IterationLogger) else None
+        for iteration, values in iterate_batches(iterations, columns):
+            if numbered is not None:
+                numbered.begin_batch(epoch, iteration)
+            for name, (value, count) in values.items():
+                logger.log(epoch, name, value, count)
         return
     batch_logger: Any = logger
-    for name, values in columns.items():
-        present = [pair for pair in values if pair is not None] if None in values else values
+    for name, column in columns.items():
+        present = [pair for pair in column if pair is not None] if None in column else column
         if present:
             batch_logger.log_batches(epoch, name, present)
 

@@ -440,7 +440,7 @@ class Meter:
             if has_value is None or (has_value and self._burn != "0.22"):
                 pairs = read_values(values[:finite])
                 logged[name] = [pair if pair[1] else None for pair in pairs] if is_optional else pairs
-        self._log(logged)
+        self._log([*pending.iterations[:finite]], logged)
         if error is not None:
             raise error
 
@@ -448,16 +448,17 @@ class Meter:
         """Return *names*, with those that only steps log at the end, whichever was logged first."""
         return sorted(names, key=lambda name: "" if name in self._loggers else name)
 
-    def _log(self, columns: Mapping[str, Values]) -> None:
-        """Log and show the value and the count of each metric on each of several batches."""
+    def _log(self, iterations: Sequence[int], columns: Mapping[str, Values]) -> None:
+        """Log and show the value and the count of each metric on each of the batches *iterations*."""
         by_logger: dict[int, tuple[MetricLogger, dict[str, Values]]] = {}
         for name, values in columns.items():
             for logger in self._loggers.get(name, self._log_loggers):
                 by_logger.setdefault(id(logger), (logger, {}))[1][name] = values
         for logger, columns_of_logger in by_logger.values():
-            log_batches(logger, self._epoch, columns_of_logger)
-        for name, value, _ in iterate_batches(columns) if self._has_curves else ():
-            self._renderer.log(self._split, self._epoch, name, value)
+            log_batches(logger, self._epoch, iterations, columns_of_logger)
+        for _, batch in iterate_batches(iterations, columns) if self._has_curves else ():
+            for name, (value, _) in batch.items():
+                self._renderer.log(self._split, self._epoch, name, value)
 
     def _find_error(self, last: int, *, is_flagged: bool) -> tuple[float, Exception | None]:
         """Return the first bad batch and its error; infinity and None if all until *last* are finite."""

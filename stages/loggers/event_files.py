@@ -37,8 +37,10 @@ class TensorBoardMetricLogger:
         tensorboard = load_extra("torch.utils.tensorboard", "tensorboard", type(self).__name__)
         self._writer_type: type[SummaryWriter] = tensorboard.SummaryWriter
         self.directory = Path(directory)
-        self._steps: dict[str, int] = {}
-        self._first_step = first_step
+        self._step = first_step
+        """The number of the batch whose values are logged, through all epochs."""
+        self._start = 0
+        """The number of batches before the current epoch."""
         self._ends = {0: first_step} | _read_ends(self.directory)
         """Epoch to the number of batches until its end; stored in a file for a resumed run."""
         self._purge_step: int | None = None
@@ -48,11 +50,14 @@ class TensorBoardMetricLogger:
         self._sums: dict[str, tuple[float, float]] = {}
         self._writer: SummaryWriter | None = None
 
+    def begin_batch(self, epoch: int, iteration: int) -> None:
+        """Add the next points as those of the batch *iteration* of *epoch*, from 1."""
+        self._open(epoch)
+        self._step = self._start + iteration
+
     def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a point to the curve by batch."""
-        writer = self._open(epoch)
-        step = self._steps[name] = self._steps.get(name, self._first_step) + 1
-        writer.add_scalar(name, value, step)
+        self._open(epoch).add_scalar(name, value, self._step)
         total, weight = self._sums.get(name, (0.0, 0))
         self._sums[name] = total + value * count, weight + count
 
@@ -84,22 +89,21 @@ class TensorBoardMetricLogger:
             self._writer = None
 
     def position(self) -> dict[str, Any]:
-        """Flush, and return the step of each metric and the sums of the current epoch.
+        """Flush, and return the numbers of batches and the sums of the current epoch.
 
         If the next call is `close`, another process is assumed to continue the epoch, which gets no points.
         """
         self.flush()
         self._epoch_continues = True
         sums = {name: list(pair) for name, pair in self._sums.items()}
-        return {"epoch": self._epoch, "steps": dict(self._steps), "sums": sums}
+        return {"epoch": self._epoch, "start": self._start, "step": self._step, "sums": sums}
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - the position has one
         """Resume at *position*, and make TensorBoard ignore later batches."""
-        resumed_epoch = read_entry(position, "epoch", int)
-        steps = dict(read_entry(position, "steps", dict))
+        resumed_epoch, start, step = (read_entry(position, key, int) for key in ("epoch", "start", "step"))
         sums = read_entry(position, "sums", dict)
-        self._restart(steps, max(steps.values(), default=self._first_step))
-        self._epoch = resumed_epoch
+        self._restart(step)
+        self._epoch, self._start = resumed_epoch, start
         self._sums = {name: (total, weight) for name, (total, weight) in sums.items()}
 
     def cut(self, epoch: int) -> None:
@@ -109,16 +113,14 @@ class TensorBoardMetricLogger:
         """
         if self._writer:
             self._end_epoch(self._writer)
-        finished = self._ends.get(epoch, self._first_step)
         self._ends = {number: end for number, end in self._ends.items() if number <= epoch}
-        self._first_step = finished
-        self._restart({}, finished)
+        self._restart(self._ends[max(self._ends)])
 
-    def _restart(self, steps: dict[str, int], finished: int) -> None:
+    def _restart(self, finished: int) -> None:
         """Close the event file; the next one makes TensorBoard ignore the batches after *finished*."""
         self._epoch_continues = True
         self.close()
-        self._steps, self._sums, self._epoch, self._epoch_continues = steps, {}, 0, False
+        self._step, self._sums, self._epoch, self._epoch_continues = finished, {}, 0, False
         self._purge_step = finished + 1
 
     def _open(self, epoch: int) -> "SummaryWriter":
@@ -130,15 +132,16 @@ class TensorBoardMetricLogger:
             self._writer = self._writer_type(str(self.directory), purge_step=self._purge_step)
             self._purge_step = None
         if epoch != self._epoch:
-            self._end_epoch(self._writer)
-            self._epoch = epoch
+            if self._epoch:
+                self._end_epoch(self._writer)
+            self._epoch, self._start = epoch, self._step
         return self._writer
 
     def _end_epoch(self, writer: "SummaryWriter") -> None:
         for name, (total, weight) in self._sums.items():
             if weight:
                 writer.add_scalar(f"{name} (epoch)", total / weight, self._epoch)
-        self._ends[self._epoch] = max(self._steps.values(), default=0)
+        self._ends[self._epoch] = self._step
         write_text(self.directory / EPOCH_ENDS_FILE, json.dumps(self._ends))
         self._sums.clear()
 

@@ -14,31 +14,7 @@ from stages.loggers.line_file import LineFile, read_entry, truncate_files
 from stages.system.files import sync_directory, write_text
 
 _quote = cache(partial(json.dumps, ensure_ascii=False))
-
-
-class IterationCounter:
-    """A counter of the batches of an epoch, from 1, separate for each metric."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-        self._counts: dict[str, int] = {}
-
-    def next(self, epoch: int, name: str) -> int:
-        """Return the number of the batch of *epoch* that *name* is logged for now."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._counts.clear()
-        count = self._counts[name] = self._counts.get(name, 0) + 1
-        return count
-
-    def position(self) -> dict[str, Any]:
-        """Return the epoch and the number of batches by metric."""
-        return {"epoch": self._epoch, "counts": dict(self._counts)}
-
-    def resume(self, position: Mapping[str, Any]) -> None:
-        """Resume at *position*. Raises `CheckpointError` if it is invalid."""
-        self._epoch = read_entry(position, "epoch", int)
-        self._counts = dict(read_entry(position, "counts", dict))
+_check_name = cache(format_file_name)
 
 
 class RowLogger:
@@ -54,11 +30,16 @@ class RowLogger:
     def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
         self.path = Path(path)
         self._flush_seconds = flush_seconds
-        self._iterations = IterationCounter()
+        self._iteration = 0
+        """The number of the batch whose values are logged."""
         self._epoch = 0
         self._file: LineFile | None = None
         self._resumable: int | None = None
         """The size in bytes of a file to append to that is not open yet."""
+
+    def begin_batch(self, epoch: int, iteration: int) -> None:  # noqa: ARG002 - each value has the epoch
+        """Add the next values as those of the batch *iteration*, from 1."""
+        self._iteration = iteration
 
     def _parse_epoch(self, row: str) -> int:
         """Return the epoch in a *row* of this logger; any other row raises an exception."""
@@ -83,20 +64,17 @@ class RowLogger:
     def close(self) -> None:
         """Flush and close. The next row after that removes the rows of its epoch and of later ones."""
         self._close_file()
-        self._iterations = IterationCounter()
 
     def position(self) -> dict[str, Any]:
-        """Sync the file to disk and return its size, if there is one, and the number of batches by metric."""
+        """Sync the file to disk and return its size, if there is one."""
         size = self._file.sync() if self._file else self._resumable
-        files = {} if size is None else {self.path.name: size}
-        return {"files": files, "iterations": self._iterations.position()}
+        return {"files": {} if size is None else {self.path.name: size}}
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
         """Resume in the middle of *epoch* at *position*, and remove all later rows.
 
         Raises `CheckpointError` if the file is missing, shorter than it was, or has another name.
         """
-        iterations = read_entry(position, "iterations", dict)
         sizes = read_entry(position, "files", dict)
         if sizes and set(sizes) != {self.path.name}:
             raise CheckpointError(
@@ -109,7 +87,6 @@ class RowLogger:
             self._epoch = epoch
         else:
             self.cut(epoch - 1)
-        self._iterations.resume(iterations)
 
     def cut(self, epoch: int) -> None:
         """Remove the rows after *epoch*, whatever an earlier run wrote, and the file if no row remains.
@@ -173,10 +150,8 @@ class TsvMetricLogger(RowLogger):
 
         Raises `BuilderError` for a *name* that a table cannot contain.
         """
-        iteration = self._iterations.next(epoch, name)
-        if iteration == 1:
-            format_file_name(name, "tsv")
-        self._write(epoch, f"{epoch}\t{iteration}\t{name}\t{number(value)}\t{count}\n")
+        _check_name(name, "tsv")
+        self._write(epoch, f"{epoch}\t{self._iteration}\t{name}\t{number(value)}\t{count}\n")
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add a row with the *value* of *name* over the whole epoch."""
@@ -197,7 +172,7 @@ class JsonLinesMetricLogger(RowLogger):
 
     def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a line for one batch of *count* samples."""
-        self._write_object(epoch, str(self._iterations.next(epoch, name)), name, value, str(count))
+        self._write_object(epoch, str(self._iteration), name, value, str(count))
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add a line with the *value* of *name* over the whole epoch."""
@@ -232,11 +207,15 @@ class InMemoryMetricLogger:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self._iterations = IterationCounter()
+        self._iteration = 0
+
+    def begin_batch(self, epoch: int, iteration: int) -> None:  # noqa: ARG002 - each value has the epoch
+        """Add the next values as those of the batch *iteration*, from 1."""
+        self._iteration = iteration
 
     def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a row for one batch of *count* samples."""
-        self.rows.append(Row(epoch, self._iterations.next(epoch, name), name, value, count))
+        self.rows.append(Row(epoch, self._iteration, name, value, count))
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
         """Add a row with the *value* of *name* over the whole epoch."""
@@ -252,19 +231,16 @@ class InMemoryMetricLogger:
     close = flush
 
     def position(self) -> dict[str, Any]:
-        """Return the number of rows and the number of batches by metric."""
-        return {"rows": len(self.rows), "iterations": self._iterations.position()}
+        """Return the number of rows."""
+        return {"rows": len(self.rows)}
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - the position has one
         """Resume in the middle of an epoch at *position*, and remove all later rows.
 
         Fewer rows than in *position* are accepted, because a new process starts with none.
         """
-        iterations = read_entry(position, "iterations", dict)
         del self.rows[read_entry(position, "rows", int) :]
-        self._iterations.resume(iterations)
 
     def cut(self, epoch: int) -> None:
         """Remove the rows after *epoch*."""
         self.rows = [row for row in self.rows if row.epoch <= epoch]
-        self._iterations = IterationCounter()

@@ -1,5 +1,6 @@
 """Numbers and samples that steps log, in every output of a run, exactly after a resume and over ranks."""
 
+import json
 import zlib
 
 import numpy as np
@@ -16,7 +17,12 @@ from stages.contracts.history import Split
 from stages.data import DataLoaderBuilder, NormalizeBatcher
 from stages.learner import EvaluatorBuilder
 from stages.learner.metering import Meter
-from stages.loggers import InMemoryMetricLogger, read_history
+from stages.loggers import (
+    InMemoryMetricLogger,
+    JsonLinesMetricLogger,
+    TsvMetricLogger,
+    read_history,
+)
 from stages.metrics import LossMetric, ScalarMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, Lbfgs, NonFinite, Sgd
@@ -113,6 +119,36 @@ def test_number_of_some_steps_is_the_mean_over_these(uninterrupted):
     assert 0 < len(lines) == len(means) < VALID_BATCHES
     expected = sum(mean * size for mean, size in means) / sum(size for _, size in means)
     assert learner.history.value(1, Split.VALID, "sometimes") == pytest.approx(expected)
+
+
+def read_rows(directory):
+    """Return the iteration and the name of each value of a batch in the tables of training."""
+    lines = (directory / "train.tsv").read_text().splitlines()[1:]
+    cells = [line.split("\t") for line in lines]
+    objects = [json.loads(line) for line in (directory / "train.jsonl").read_text().splitlines()]
+    rows = [(int(iteration), name) for _, iteration, name, *_ in cells if iteration]
+    assert rows == [(row["iteration"], row["name"]) for row in objects if row["iteration"]]
+    return rows
+
+
+@pytest.mark.parametrize("stop_after", [None, 3])
+def test_value_in_a_table_has_the_number_of_its_batch(stop_after, tmp_path):
+    """The second batch logs no number, and the fourth is skipped because its loss is not finite."""
+    inputs = torch.ones(6, 2, 4)
+    inputs[1], inputs[3, 0, 1] = -1.0, float("nan")
+    batches = [(rows, torch.arange(2)) for rows in inputs]
+    for stop in (stop_after, None):
+        builder = start(tmp_path, 1).checkpoint("auto").non_finite(NonFinite(kind="skip"))
+        for kind in (TsvMetricLogger, JsonLinesMetricLogger):
+            builder.add_metric_loggers(kind(tmp_path / f"train{kind.suffix}"), InMemoryMetricLogger())
+        if stop:
+            builder.renderer(StopAfter(builder.interrupter(), stop))
+        builder.build(Net(*build_net()), Adam(), 0.05).fit(batches, batches[:1])
+
+    rows = read_rows(tmp_path)
+
+    assert [number for number, name in rows if name == "Loss"] == [1, 2, 3, 5, 6]
+    assert [number for number, name in rows if name == "sometimes"] == [1, 3, 5, 6]
 
 
 def test_number_that_is_first_logged_in_a_later_epoch_has_values_from_there_on(uninterrupted):

@@ -23,7 +23,9 @@ def curves(directory):
 def test_metric_has_a_curve_by_batch_and_one_by_epoch(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path)
     for epoch in (1, 2):
+        logger.begin_batch(epoch, 1)
         logger.log(epoch, "Top-K Accuracy", 100.0 * epoch, 3)
+        logger.begin_batch(epoch, 2)
         logger.log(epoch, "Top-K Accuracy", 0.0, 1)
         logger.log(epoch, "AUROC", 9.0, 1)
         logger.log_final(epoch, "AUROC", 0.5)
@@ -33,13 +35,14 @@ def test_metric_has_a_curve_by_batch_and_one_by_epoch(tmp_path):
     assert curves(tmp_path) == {
         "Top-K Accuracy": [(1, 100.0), (2, 0.0), (3, 200.0), (4, 0.0)],
         "Top-K Accuracy (epoch)": [(1, 75.0), (2, 150.0)],
-        "AUROC": [(1, 9.0), (2, 9.0)],
+        "AUROC": [(2, 9.0), (4, 9.0)],
         "AUROC (epoch)": [(1, 0.5), (2, 0.5)],
     }
 
 
 def test_first_step_continues_the_curve_of_another_directory(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path, first_step=10)
+    logger.begin_batch(3, 1)
     logger.log(3, "Loss", 1.0, 1)
     logger.close()
 
@@ -58,6 +61,7 @@ def log_steps(logger, steps):
     """Log loss and AUROC of *steps*, counted from 1, with four steps per epoch."""
     for step in steps:
         epoch = (step - 1) // 4 + 1
+        logger.begin_batch(epoch, (step - 1) % 4 + 1)
         logger.log(epoch, "Loss", float(step), 2)
         logger.log(epoch, "AUROC", 0.0, 2)
         if step % 4 == 0:
@@ -121,17 +125,30 @@ def test_last_epoch_has_its_point_after_its_position_was_read(tmp_path):
 
 def test_run_resumed_after_an_epoch_continues_the_curves(tmp_path):
     before = TensorBoardMetricLogger(tmp_path)
-    before.log(1, "Loss", 1.0, 1)
-    before.log(1, "Loss", 0.5, 1)
-    before.log(2, "Loss", 9.0, 1)
+    for epoch, batch, value in ((1, 1, 1.0), (1, 2, 0.5), (2, 1, 9.0)):
+        before.begin_batch(epoch, batch)
+        before.log(epoch, "Loss", value, 1)
     before.close()
 
     resumed = TensorBoardMetricLogger(tmp_path)
     resumed.cut(1)
+    resumed.begin_batch(2, 1)
     resumed.log(2, "Loss", 0.25, 1)
     resumed.close()
 
     assert curves(tmp_path)["Loss"] == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+def test_run_resumed_after_an_epoch_without_validation_continues_the_curves(tmp_path):
+    for logged in ((2, 4), (6,)):
+        logger = TensorBoardMetricLogger(tmp_path)
+        logger.cut(logged[0] - 1)
+        for epoch in logged:
+            logger.begin_batch(epoch, 1)
+            logger.log(epoch, "Loss", float(epoch), 1)
+        logger.close()
+
+    assert curves(tmp_path)["Loss"] == [(1, 2.0), (2, 4.0), (3, 6.0)]
 
 
 def test_samples_are_images_and_texts_of_an_epoch(tmp_path):
