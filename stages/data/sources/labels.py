@@ -97,18 +97,18 @@ def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str,
     the file cannot be read.
     """
     with path.open(encoding="utf-8-sig", newline="") as file, _long_fields():
-        rows = csv.DictReader(file, delimiter=delimiter)
-        names = list(rows.fieldnames or ())
+        rows = csv.reader(file, delimiter=delimiter)
+        names = next(rows, [])
         check_unique_names(names, path)
-        for row in rows:
-            count = len(names) + len(row.get(None, ())) - list(row.values()).count(None)
+        for fields in filter(None, rows):
+            count = len(fields)
             if count != len(names):
                 raise DataError(
                     f"{path}, line {rows.line_num}: the row has {count} field{'s' * (count != 1)}, but the "
                     f"first line has {len(names)}. Enclose values with the delimiter {delimiter!r} in double "
                     "quotes"
                 )
-            yield rows.line_num, row
+            yield rows.line_num, dict(zip(names, fields, strict=True))
 
 
 @contextmanager
