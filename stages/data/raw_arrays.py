@@ -6,7 +6,6 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
@@ -33,14 +32,11 @@ BLOCK_BYTES = 1 << 22
 """Memory of one block of rows in a pass over an array."""
 
 
-def map_array(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the array of *shape* that begins at byte *offset* of *path*; it cannot be changed."""
-    with path.open("rb") as file:
-        return map_file(file, offset, shape, dtype)
-
-
 def map_file(file: IO[bytes], offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the same of an open *file*, which may be closed."""
+    """Return the array of *shape* that begins at byte *offset* of *file*; it cannot be changed.
+
+    The file may be closed afterwards.
+    """
     if not math.prod(shape):
         return np.empty(shape, dtype)
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

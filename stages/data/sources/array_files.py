@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from stages.contracts.errors import DataError
-from stages.data.raw_arrays import check_type, map_array
+from stages.data.raw_arrays import check_type, map_file
 from stages.records.limits import Limits
 
 CHUNK_BYTES = 1 << 20
@@ -54,9 +54,9 @@ def map_npy(path: Path, key: str) -> np.ndarray:
         with path.open("rb") as file:
             shape, is_fortran, dtype = _read_npy_header(file, str(path))
             check_type(dtype, str(path))
-            offset, limit = file.tell(), path.stat().st_size - file.tell()
-        _check_size(str(path), shape, dtype, limit)
-        array = map_array(path, offset, shape[::-1] if is_fortran else shape, dtype)
+            offset = file.tell()
+            _check_size(str(path), shape, dtype, path.stat().st_size - offset)
+            array = map_file(file, offset, shape[::-1] if is_fortran else shape, dtype)
         return array.T if is_fortran else array
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}). Check its permissions") from error
