@@ -301,11 +301,13 @@ class _Scan:
                 feature.name, start + int(is_missing.argmax()), "a missing value", "drop, mean or constant"
             )
         if not feature.is_categorical:
-            values = to_floats(column)[~is_missing]
+            present = np.flatnonzero(~is_missing)
+            values = to_floats(column)[present]
             if feature.is_integer:
-                self._check_integers(feature, column, values, start)
+                numbers = column.to_numpy(zero_copy_only=False)[present]
+                self._check_integers(feature.name, numbers, values, start + present)
             if not np.isfinite(values).all():
-                row = start + int(np.flatnonzero(~is_missing)[(~np.isfinite(values)).argmax()])
+                row = start + present[(~np.isfinite(values)).argmax()]
                 raise DataError(
                     f"{self.path}: column {feature.name!r} must have finite float32 numbers; "
                     f"found another in row {row}, counted from 0. Correct the row, or leave the column "
@@ -315,18 +317,15 @@ class _Scan:
             feature.count += len(values)
         return is_missing
 
-    def _check_integers(self, feature: _Feature, column: Any, values: np.ndarray, start: int) -> None:
-        """Raise `DataError` if a float32 in *values* is not the integer in *column*.
+    def _check_integers(self, name: str, numbers: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
+        """Raise `DataError` if a float32 in *values* is not the integer of *numbers*, the column *name*.
 
-        A CSV file may have other numbers after those from which its types were found.
+        A CSV file may have other numbers after those from which its types were found. *rows* are their rows.
         """
-        is_missing = _find_missing(column)
-        exact = np.asarray(column.to_numpy(zero_copy_only=False))[~is_missing]
-        wrong = np.flatnonzero((values != exact) & (exact == np.floor(exact)))
+        wrong = np.flatnonzero((values != numbers) & (numbers == np.floor(numbers)))
         if len(wrong):
-            row = start + int(np.flatnonzero(~is_missing)[wrong[0]])
             raise DataError(
-                f"{self.path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, "
+                f"{self.path}: column {name!r} has {int(numbers[wrong[0]])} in row {rows[wrong[0]]}, "
                 f"counted from 0, which float32 rounds to {int(values[wrong[0]])}. Subtract an offset, write "
                 "the column as floats to accept the rounding, or leave it out of load_data.source.features"
             )
