@@ -168,11 +168,6 @@ class LazyRows(FileArray):
         """The type of the values."""
         return self.samples.forms[self.name][1]
 
-    @property
-    def totals(self) -> np.ndarray | None:
-        """The sum of each sample; None if it is not known."""
-        return self.samples.totals.get(self.name)
-
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         if (known := self.samples.values.get(self.name)) is not None:
             return known[rows]

@@ -76,7 +76,8 @@ class Column:
     @property
     def total(self) -> int | None:
         """The sum of all values if it is known without reading them, and float64 has it exactly."""
-        totals = self.array.totals if isinstance(self.array, LazyRows) else None
+        array = self.array
+        totals = array.samples.totals.get(array.name) if isinstance(array, LazyRows) else None
         if totals is None:
             return None
         return int((totals if self.rows is None else totals[self.rows]).sum(dtype=np.int64))

@@ -177,9 +177,9 @@ class _Column:
             put(pixels[number], ImageDecoder(form).decode(name, content))
         return pixels
 
-    def read_sizes(self) -> list[tuple[int, int]]:
+    def read_sizes(self, form: ImageFormat) -> list[tuple[int, int]]:
         """Return height and width of each image."""
-        decoder = ImageDecoder(ImageFormat(root=self.path, mode="rgb", size=(1, 1), resize=True))
+        decoder = ImageDecoder(form)
         return [decoder.read_size(name, content) for name, content in self._contents()]
 
     def read_boxes(
@@ -208,7 +208,7 @@ class _Column:
                 [[x, y, right - x, bottom - y, label] for x, y, right, bottom, label in row] for row in rows
             ]
         names = getattr(_type_of_items(self.objects[key]), "names", None)
-        resized = (images.size, pictures.read_sizes()) if pictures and images.resize else ()
+        resized = (images.size, pictures.read_sizes(images)) if pictures and images.resize else ()
         return build_boxes(rows, *resized), names and tuple(names)
 
     def read_texts(self) -> list[str]:
@@ -237,7 +237,7 @@ class _Column:
         if self.kind == IMAGE:
             return self.read_images(images.model_copy(update={"mode": "mask"})), None
         if self.kind in TEXT:
-            return to_classes(list(self._values(self.splits)))
+            return to_classes(self.read_texts())
         values = self.read_numbers()
         names = tuple(self.feature.names) if self.kind == LABEL else None
         return (values[:, 0] if values.shape[1:] == (1,) else values), names

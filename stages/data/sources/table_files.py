@@ -50,7 +50,7 @@ def load_arrow(module: str = "") -> Any:
 class TableFile:
     """A table in one file."""
 
-    def __init__(self, path: Path, argument: str = "path", csv_format: CsvFormat = CsvFormat()) -> None:
+    def __init__(self, path: Path, argument: str, csv_format: CsvFormat) -> None:
         """Open the file *path*, the *argument* of the source.
 
         Raises `DataError` if it is missing or not a table.
