@@ -335,14 +335,11 @@ class PadBatcher:
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
         mask = torch.arange(longest) < lengths[:, None]
-        if isinstance(targets, Tensor) and self._is_per_element(targets, stored):
+        is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if is_integer and targets.shape[1:2] == stored.shape[1:2]:  # a class for each element
             targets = targets[:, :longest].masked_fill(~mask, self.target_pad)
         dtype = torch.float32 if stored.is_floating_point() else torch.int64
         return PaddedBatch(stored[:, :longest].to(dtype), targets, lengths, mask)
-
-    @staticmethod
-    def _is_per_element(targets: Tensor, inputs: Tensor) -> bool:
-        return targets.shape[1:2] == inputs.shape[1:2] and not targets.is_floating_point()
 
     def measure(self, inputs: Tensor) -> Tensor:
         """Return the length of each of *inputs*, (B, T) or (B, T, F), without its padding: (B,), int64.

@@ -158,8 +158,8 @@ class DataLoaderBuilder:
         if self._augmentations or self._views > 1:
             kinds = getattr(dataset, "kinds", None)
             augmenter = Augmenter(self._augmentations, self._seed or 0, kinds=kinds, views=self._views)
-        if augmenter is not None and type(dataset) is TensorDataset:
-            augmenter.check(dataset)
+            if type(dataset) is TensorDataset:
+                augmenter.check(dataset)
         host = HostLoader(dataset, self._batcher, order, _limit_workers(self._workers), augmenter)
         loader = DataLoader(host, self._transfer)
         loader.set_device(self._device)

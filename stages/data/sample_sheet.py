@@ -32,7 +32,7 @@ class SampleSheet:
     """The inputs of all samples in each epoch, (N, …), not normalized."""
     targets: Sequence[Any]
     """The target of each sample."""
-    targets_by_epoch: Sequence[Tree] = ()
+    targets_by_epoch: Sequence[Tree]
     """The targets of all samples in each epoch, whose masks and boxes may move."""
 
     @property
@@ -47,7 +47,7 @@ class SampleSheet:
         blue; otherwise the first one is gray. The smallest value of the sheet is black and the largest is
         white.
         """
-        pairs = list(zip(self.inputs, self.targets_by_epoch or [None] * len(self.inputs), strict=True))
+        pairs = list(zip(self.inputs, self.targets_by_epoch, strict=True))
         pictures = [_list_pictures(inputs, targets) for inputs, targets in pairs]
         limits = [
             (min(float(images.min()) for images in epochs), max(float(images.max()) for images in epochs))

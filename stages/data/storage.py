@@ -246,6 +246,10 @@ def describe(
         for split in leaves
     }
     scales = {name: _normalize_leaf(column, normalization, len(inputs)) for name, column in inputs.items()}
+    described = {
+        name: LeafInfo(kind=column.kind, shape=column.shape[1:], dtype=str(column.dtype))
+        for name, column in train.items()
+    }
     return DatasetInfo(
         task=_name_task(counts, targets),
         input_shape=merge({name: column.shape[1:] for name, column in inputs.items()}),
@@ -255,7 +259,7 @@ def describe(
         counts={name: len(split) for name, split in splits.items()},
         class_counts=per_split if any(counts.values()) else None,
         normalization=merge(scales),
-        leaves=None if _is_plain(train) else {name: _describe_leaf(column) for name, column in train.items()},
+        leaves=None if _is_plain(train) else described,
     )
 
 
@@ -266,10 +270,6 @@ def _is_plain(leaves: Mapping[str, Column]) -> bool:
     inputs = leaves["inputs"]
     is_inferred = inputs.kind == ("image" if len(inputs.shape) == 4 else "number")
     return is_inferred and not isinstance(leaves["targets"].array, Ragged | LazyRows)
-
-
-def _describe_leaf(column: Column) -> LeafInfo:
-    return LeafInfo(kind=column.kind, shape=column.shape[1:], dtype=str(column.dtype))
 
 
 def _name_task(counts: Mapping[str, Any], targets: Mapping[str, Column]) -> Any:
@@ -349,7 +349,7 @@ def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normal
             "load_data.normalization.per: 'channel' needs samples with an axis of channels or columns; found "
             "samples of one number. Set it to dataset"
         )
-    statistics = _compute_statistics(inputs)
+    statistics = reduce(add, map(_Statistics.of, _read_channels(inputs)))
     is_constant = statistics.lows == statistics.highs
     low, high = statistics.lows.astype(np.float64), statistics.highs.astype(np.float64)
     if config.kind == "min_max":
@@ -416,11 +416,6 @@ class _Statistics:
             self.means + delta * (other.count / count),
             self.squares + other.squares + delta * delta * (self.count * other.count / count),
         )
-
-
-def _compute_statistics(inputs: Column) -> _Statistics:
-    """Return the statistics of each channel, the second axis of *inputs*, in one pass over the data."""
-    return reduce(add, map(_Statistics.of, _read_channels(inputs)))
 
 
 def _read_channels(inputs: Column) -> Iterator[np.ndarray]:
