@@ -43,11 +43,6 @@ def encode_sample(sample: LoggedSample) -> bytes:
     return png
 
 
-def parse_metric_name(file_name: str) -> str:
-    """Return the metric of a file. Each ``_`` becomes a space, also one that was part of the name."""
-    return file_name.rpartition(".")[0].replace("_", " ")
-
-
 def find_epoch_folders(directory: Path) -> dict[int, Path]:
     """Return the paths named ``epoch-<n>`` in *directory* by n; empty if the directory does not exist."""
     if not directory.is_dir():
@@ -261,7 +256,9 @@ def _find_last_epoch(folder: Path) -> Path:
 
 
 def _read_values(folder: Path) -> dict[str, float]:
-    values = {parse_metric_name(path.name): _read_epoch_value(path) for path in sorted(folder.glob("*.log"))}
+    """Return metric to value of the logs in *folder*; each ``_`` in the name of a file becomes a space."""
+    files = sorted(folder.glob("*.log"))
+    values = {path.name.removesuffix(".log").replace("_", " "): _read_epoch_value(path) for path in files}
     return {metric: value for metric, value in values.items() if value is not None}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -54,7 +55,10 @@ class RowLogger:
             self._close_file()
             write_text(self.path, self.header + "".join(self._read_rows_before(epoch)))
         self._epoch = epoch
-        (self._file or self._open()).write(row)
+        if self._file is None:
+            self._resumable = None
+            self._file = LineFile(self.path, "a", self._flush_seconds)
+        self._file.write(row)
 
     def flush(self) -> None:
         """Pass all rows to the operating system."""
@@ -109,24 +113,17 @@ class RowLogger:
             file, self._file = self._file, None
             file.close()
 
-    def _open(self) -> LineFile:
-        self._resumable = None
-        self._file = LineFile(self.path, "a", self._flush_seconds)
-        return self._file
-
     def _read_rows_before(self, epoch: int) -> list[str]:
         if not self.path.exists():
             return []
         # the text after the last line break is empty, or a row that a kill cut short
         *rows, _ = self.path.read_text(encoding="utf-8").split("\n")
-        header = self.header.splitlines()
-        if rows and rows[: len(header)] == header:
-            try:
-                return [f"{row}\n" for row in rows[len(header) :] if self._parse_epoch(row) < epoch]
-            except (ValueError, KeyError, TypeError):
-                pass
-        elif not rows:
+        if not rows:
             return []
+        header = self.header.splitlines()
+        with suppress(ValueError, KeyError, TypeError):
+            if rows[: len(header)] == header:
+                return [f"{row}\n" for row in rows[len(header) :] if self._parse_epoch(row) < epoch]
         raise BuilderError(
             f"{self.path} exists and was not written by this logger: choose another path, or remove the file"
         )
