@@ -86,6 +86,7 @@ class Preprocessing(nn.Module):
         of a sample of the training data.
         """
         info = self.info
+        dtypes: Any = info.input_dtype
         if isinstance(info.input_shape, dict):
             leaves = {shorten(name): leaf for name, leaf in flatten(samples, "inputs").items()}
             if set(leaves) != set(info.input_shape):
@@ -93,9 +94,12 @@ class Preprocessing(nn.Module):
                     f"a sample has the inputs {', '.join(info.input_shape)}; found {', '.join(leaves)}. Pass "
                     "a dict with these names"
                 )
-            stored = {f"inputs.{name}": self._to_tensor(leaf, name) for name, leaf in leaves.items()}
+            stored = {
+                f"inputs.{name}": self._to_tensor(leaf, info.input_shape[name], dtypes[name])
+                for name, leaf in leaves.items()
+            }
         else:
-            stored = {"inputs": self._to_tensor(samples)}
+            stored = {"inputs": self._to_tensor(samples, info.input_shape, dtypes)}
         inputs = unflatten(stored, "inputs")
         return self.batcher.batch(Samples(inputs, self._build_targets(count_rows(inputs))))
 
@@ -109,12 +113,10 @@ class Preprocessing(nn.Module):
         leaves = {f"targets.{name}": _build_zeros(count, shapes[name], named.get(name)) for name in shapes}
         return unflatten(leaves, "targets")
 
-    def _to_tensor(self, samples: Any, name: str = "") -> Tensor:
-        info = self.info
-        shape: Any = info.input_shape[name] if isinstance(info.input_shape, dict) else info.input_shape
-        dtype = info.input_dtype[name] if isinstance(info.input_dtype, dict) else info.input_dtype
-        if info.tokenizer is not None and isinstance(next(iter(samples), None), str):
-            samples = _encode(info.tokenizer, list(samples), shape[0])
+    def _to_tensor(self, samples: Any, shape: tuple[int, ...], dtype: str) -> Tensor:
+        tokenizer = self.info.tokenizer
+        if tokenizer is not None and isinstance(next(iter(samples), None), str):
+            samples = _encode(tokenizer, list(samples), shape[0])
         if isinstance(samples, list | tuple):
             samples = torch.stack([torch.as_tensor(sample) for sample in samples])
         stored = torch.as_tensor(samples)
