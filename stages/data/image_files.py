@@ -187,7 +187,7 @@ class FileNames(Sequence[str]):
 
 
 class FileArray(ABC):
-    """An array whose rows are read from files when they are requested, which checks their values itself."""
+    """An array whose rows are read when they are requested."""
 
     @property
     @abstractmethod

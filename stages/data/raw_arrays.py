@@ -239,8 +239,7 @@ def _has_pixels_of(array: Any, inputs: Sequence[Any]) -> bool:
 def _check_leaf(leaf: Any, kind: LeafKind, name: str, inputs: Sequence[Any] | None) -> None:
     """Check the values of a leaf; *inputs* are those beside it if it is a target."""
     array: Any = leaf.values if isinstance(leaf, Ragged) else leaf
-    is_unchecked = isinstance(array, LazyRows) or not isinstance(array, FileArray)
-    if len(array) and is_unchecked:
+    if len(array) and not isinstance(array, ImageFiles):
         _check_values(array, name)
     if kind == "boxes" and (array.shape[1:] != (4,) or array.dtype.kind != "f"):
         raise DataError(
@@ -284,7 +283,7 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 def _array(value: Any, name: str) -> Any:
     if isinstance(value, FileArray):
-        return value  # arrays of numbers in files, which they check
+        return value  # of numbers, with a row for each sample
     if isinstance(value, Ragged):
         check_type(value.dtype, name)
         return replace(value, values=np.asarray(value.values))

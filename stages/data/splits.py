@@ -129,7 +129,7 @@ def divide_samples(
     wanted = {name: fraction for name, fraction in fractions.items() if fraction and name not in named}
     if arrays.groups is not None and wanted:
         groups = np.asarray(arrays.groups)
-        check_length(groups, targets, "groups")
+        check_length(groups, len(targets), "groups")
         drawn = divide_groups(groups if train is None else groups[train], chosen, wanted, seed)
     elif wanted or train is None:
         drawn = divide(chosen, wanted, seed)
@@ -142,7 +142,7 @@ def _find_named(names: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
     """Return the indices of the samples of each split in *names*."""
     if names is None:
         return {}
-    check_length(names, np.empty(count, bool), "splits")
+    check_length(names, count, "splits")
     rows_by_name = {name: np.flatnonzero(names == name) for name in SPLIT_NAMES}
     parts = {name: rows.astype(_index_type(count)) for name, rows in rows_by_name.items() if len(rows)}
     if sum(map(len, parts.values())) < count or "train" not in parts:
@@ -343,11 +343,11 @@ def divide_groups(
     return parts
 
 
-def check_length(labels: np.ndarray, targets: np.ndarray, name: str) -> None:
-    """Raise `DataError` unless *labels*, the field *name* of `Arrays`, has a label for each target."""
-    if labels.shape != targets.shape[:1]:
+def check_length(labels: np.ndarray, count: int, name: str) -> None:
+    """Raise `DataError` unless *labels*, the field *name* of `Arrays`, are those of *count* samples."""
+    if labels.shape != (count,):
         raise DataError(
-            f"{name} must have one label per sample, shape ({len(targets)},); found shape {labels.shape}. "
+            f"{name} must have one label per sample, shape ({count},); found shape {labels.shape}. "
             "Return a label for each sample"
         )
 
