@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, Field
 
 from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import Decay, Units
@@ -54,10 +54,10 @@ class UNetConfig(Config):
 
 
 ModelConfig = Annotated[
-    Annotated[CnnConfig, Tag("cnn")]
-    | Annotated[MlpConfig, Tag("mlp")]
-    | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
-    | Annotated[UNetConfig, Tag("unet")]
-    | Annotated[Use, AfterValidator(name_validator("model", BUILT_IN)), Tag("use")],
+    CnnConfig
+    | MlpConfig
+    | MlpRegressorConfig
+    | UNetConfig
+    | Annotated[Use, AfterValidator(name_validator("model", BUILT_IN))],
     select_by_kind(BUILT_IN),
 ]
