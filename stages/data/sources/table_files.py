@@ -159,14 +159,6 @@ def _explain(error: Exception) -> str:
     return f"{error}. Correct the file"
 
 
-@dataclass(frozen=True)
-class TablePart:
-    """A file of a table, and the split of its rows."""
-
-    split: str
-    file: TableFile
-
-
 class TableParts:
     """Files with the same columns, which are read one after the other as one table."""
 
@@ -176,44 +168,45 @@ class TableParts:
         Raises `DataError` if one is missing or not a table, or if its columns differ from those of the first.
         """
         self.parts = [
-            TablePart(split, TableFile(file, SPLIT_PATHS[split], csv_format))
+            (split, TableFile(file, SPLIT_PATHS[split], csv_format))
             for split, path in paths.items()
             if path is not None
             for file in _list_files(Path(path), SPLIT_PATHS[split])
         ]
-        first = self.parts[0].file
+        """The files, each with the split of its rows."""
+        _, first = self.parts[0]
         self.path = Path(str(paths["train"]))
         self.schema = first.schema
         self.index_names = first.index_names
-        for part in self.parts[1:]:
-            if part.file.schema.names != first.schema.names:
+        for _, file in self.parts[1:]:
+            if file.schema.names != first.schema.names:
                 raise DataError(
-                    f"{part.file.path} has the columns {', '.join(part.file.schema.names)}, but {first.path} "
+                    f"{file.path} has the columns {', '.join(file.schema.names)}, but {first.path} "
                     f"has {', '.join(first.schema.names)}. Write files with the same columns"
                 )
 
     def convert(self, types: dict[str, Any]) -> None:
         """Read the columns in *types* with these types, if the files themselves have none."""
-        for part in self.parts:
-            part.file.convert(types)
+        for _, file in self.parts:
+            file.convert(types)
 
     def check_types(self, column: str) -> None:
         """Raise `DataError` if *column* has text in another encoding, or other kinds of values by file."""
-        first = self.parts[0].file
+        _, first = self.parts[0]
         if first.is_csv and load_arrow().types.is_binary(first.schema.field(column).type):
             raise DataError(f"{first.path}: column {column!r} has text that is not UTF-8. {TO_UTF8}")
-        for part in self.parts[1:]:
-            kinds = [table.schema.field(column).type for table in (first, part.file)]
-            if not part.file.is_csv and len({_group(kind) for kind in kinds}) > 1:
+        for _, file in self.parts[1:]:
+            kinds = [table.schema.field(column).type for table in (first, file)]
+            if not file.is_csv and len({_group(kind) for kind in kinds}) > 1:
                 raise DataError(
-                    f"{part.file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it "
+                    f"{file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it "
                     f"has {kinds[0]}. Write files with the same types"
                 )
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield the *columns* of all rows of all files in their order, as `TableFile.batches` does."""
-        for part in self.parts:
-            yield from part.file.batches(columns, rows)
+        for _, file in self.parts:
+            yield from file.batches(columns, rows)
 
 
 SPLIT_PATHS = {"train": "path", "valid": "valid_path", "test": "test_path"}

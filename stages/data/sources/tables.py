@@ -213,12 +213,12 @@ class _Scan:
         names = [feature.name for feature in self.features]
         columns = [*names, *self.targets, *self.extra.values()]
         masks = []
-        for part in self.file.parts:
-            self.path, start = part.file.path, 0
-            for batch in part.file.batches(columns, _batch_rows(len(columns))):
+        for split, file in self.file.parts:
+            self.path, start = file.path, 0
+            for batch in file.batches(columns, _batch_rows(len(columns))):
                 masks.append(self._check(batch, start))
                 start += batch.num_rows
-                self.counts[part.split] += int(np.count_nonzero(masks[-1]))
+                self.counts[split] += int(np.count_nonzero(masks[-1]))
         for feature in self.features:
             feature.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
         return np.concatenate(masks) if masks else np.zeros(0, bool)
