@@ -238,7 +238,8 @@ def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
     The end of an earlier process of the run is not one of the run.
     """
     with (directory / EVENTS_FILE).open("rb") as events:
-        _start(tracker, events)
+        runs = [line["run"] for line in map(_parse, events) if "run" in line]
+        tracker.start(RunDescription(**runs[-1]))  # each process of a run adds one, which may differ
         if TrackerOptions.of(tracker).starts_empty:
             write_text(directory / SENT_FILE, "0")
         events.seek(read_sent(directory))
@@ -252,12 +253,6 @@ def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
             if "status" in lines[-1] and events.tell() == os.fstat(events.fileno()).st_size:
                 tracker.finish(lines[-1]["status"], lines[-1]["summary"])
             write_text(directory / SENT_FILE, json.dumps(events.tell()))
-
-
-def _start(tracker: Tracker, events: IO[bytes]) -> None:
-    """Start the last run in *events*: each process of a run adds a description, which may have changed."""
-    runs = [line["run"] for line in map(_parse, events) if "run" in line]
-    tracker.start(RunDescription(**runs[-1]))
 
 
 def _follow(events: IO[bytes], parent: IO[bytes]) -> Iterator[list[dict[str, Any]]]:
