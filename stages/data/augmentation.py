@@ -315,6 +315,7 @@ class Augmenter:
         self._augmentations = [(f"augment-{n}", augmentation) for n, augmentation in enumerate(augmentations)]
         self._seed = seed
         self._kinds = kinds or DEFAULT_KINDS
+        self._join = Samples.of if kinds else _Items.of
         self._views = views
 
     @property
@@ -342,9 +343,6 @@ class Augmenter:
             return Samples(Views(view.inputs for view in views), views[0].targets)
         is_stacked = isinstance(items, Samples) and not isinstance(views[0].inputs, list)
         return views[0] if is_stacked else _list_samples(views[0])
-
-    def _join(self, items: Sequence[Any]) -> Samples:
-        return _Items.of(items) if self._kinds is DEFAULT_KINDS else Samples.of(items)
 
     def _augment_view(self, samples: Samples, view: int, epoch: int, indices: Tensor) -> Samples:
         for name, augmentation in self._augmentations:

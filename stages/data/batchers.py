@@ -102,7 +102,9 @@ class NormalizeBatcher:
     def _arrange(self, leaf: Any) -> Any:
         if not isinstance(leaf, Ragged):
             return leaf
-        return pad_rows(leaf) if self.ragged == "pad" else list_rows(leaf)
+        if self.ragged == "pad":
+            return pad_rows(leaf)
+        return list(torch.split(leaf.values, leaf.lengths.tolist()))
 
     def finish(self, batch: Batch | Samples) -> Batch:
         """Return gathered samples with normalized inputs, float32, and masks, int64, on their device."""
@@ -195,11 +197,6 @@ class ChannelScale:
             scale, offset = self._numbers[torch.device("cpu")]
             self._numbers[device] = scale.to(device), offset.to(device)
         return self._numbers[device]
-
-
-def list_rows(ragged: Ragged) -> list[Tensor]:
-    """Return the rows of each sample."""
-    return list(torch.split(ragged.values, ragged.lengths.tolist()))
 
 
 def pad_rows(ragged: Ragged) -> Tensor:

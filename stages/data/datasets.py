@@ -51,7 +51,9 @@ class Samples(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return one sample, or the `Samples` of a slice."""
         inputs, targets = take(self.inputs, index), take(self.targets, index)
-        return Samples(inputs, targets) if isinstance(index, slice) else _join(inputs, targets)
+        if isinstance(index, slice):
+            return Samples(inputs, targets)
+        return inputs if targets is None else (inputs, targets)
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor):
@@ -67,10 +69,6 @@ class Samples(Sequence[Any]):
             return cls(stack(items))
         inputs, targets = zip(*items, strict=True)
         return cls(stack(inputs), stack(targets))
-
-
-def _join(inputs: Tree, targets: Tree) -> Any:
-    return inputs if targets is None else (inputs, targets)
 
 
 class TensorDataset:
