@@ -24,7 +24,7 @@ from stages.runs.manifest import LogLedger, find_damage, read_finished
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 from stages.runs.store import prune as prune_finished
-from stages.runs.store import prune_unfinished, read_json, remove_sent_folder
+from stages.runs.store import prune_unfinished, remove_sent_folder
 from stages.system.file_lock import hold_lock
 
 app = typer.Typer(
@@ -181,7 +181,7 @@ def verify(key: AllRuns = None) -> list[FileProblem]:
 
 def _verify_run(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint and each damaged file, and the count of intact files."""
-    finished = read_finished(read_json(run.path / FINISHED_FILE))
+    finished = read_finished(run.path)
     if finished is None and run.state is State.FINISHED:
         return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None

@@ -30,8 +30,7 @@ from stages.params.save_model_params import SaveModelConfig
 from stages.runs import FileCheckpointer
 from stages.runs.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import KEY_FILE
-from stages.runs.store import read_json
-from stages.system.files import read_regular
+from stages.system.files import read_json, read_regular
 
 CONFIG_FILE, LEARNER_FOLDER, EXPORTS_FOLDER = "config.json", "learner", "exports"
 """Names in an artifact directory."""

@@ -17,7 +17,7 @@ from typing import Any
 from stages.contracts.history import Split
 from stages.runs.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
-from stages.system.files import UNREADABLE, damage, describe, is_name_below, read_regular
+from stages.system.files import UNREADABLE, damage, describe, is_name_below, read_json, read_regular
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""
@@ -51,13 +51,11 @@ def verify_checksum(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return rest if content and content.get(_CHECKSUM) == _checksum(rest) else None
 
 
-def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
-    """Return ``finished.json`` from its *content*; None without content, or if it is corrupt."""
-    if content is None:
-        return None
-    intact = verify_checksum(content)
+def read_finished(store_path: Path) -> Finished | None:
+    """Return ``finished.json`` of the store *store_path*; None if it is missing or corrupt."""
+    content = verify_checksum(read_json(store_path / FINISHED_FILE))
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        return None if intact is None else Finished(intact, check_manifest(intact.pop("files")))
+        return None if content is None else Finished(content, check_manifest(content.pop("files")))
     return None
 
 

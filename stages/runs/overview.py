@@ -25,9 +25,9 @@ from stages.runs.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.runs.key import KEY_LENGTH
 from stages.runs.layout import DURATIONS_FOLDER, FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
 from stages.runs.manifest import LogLedger, read_finished
-from stages.runs.store import RunStore, read_json
+from stages.runs.store import RunStore
 from stages.system.file_lock import is_locked, lock_holder
-from stages.system.files import md5, open_part, read_modification_time, write_text
+from stages.system.files import md5, open_part, read_json, read_modification_time, write_text
 from stages.system.processes import ProcessIdentity
 
 STALLED_SECONDS = 60.0
@@ -173,7 +173,7 @@ class Run:
     @cached_property
     def finished(self) -> dict[str, Any] | None:
         """The facts that a finished run recorded; None if it is not finished, or if they are corrupt."""
-        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        finish = read_finished(self.path)
         return finish.facts if finish else None
 
     @cached_property

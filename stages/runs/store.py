@@ -30,7 +30,7 @@ from stages.runs.layout import (
 )
 from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
 from stages.system.file_lock import hold_lock, is_at
-from stages.system.files import read_regular, sync_directory, write_text
+from stages.system.files import read_json, sync_directory, write_text
 
 
 class RunStore:
@@ -45,7 +45,17 @@ class RunStore:
 
     def _make(self) -> int:
         """Create the directory if it is missing, check that it is that of this run, and open it."""
-        _make(self.path, self.entries)
+        self.path.mkdir(exist_ok=True)
+        file = self.path / KEY_FILE
+        content = read_json(file)
+        if content != self.entries:
+            if content is not None and run_key(content) != self.key:
+                raise StageError(
+                    f"{file} is the key of run {run_key(content)}, not of {self.key}: the store was moved "
+                    f"or edited. Remove {self.path}, or rename it to keep its files"
+                )
+            write_text(file, _text(self.entries))
+            sync_directory(self.path.parent)
         return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
@@ -60,13 +70,13 @@ class RunStore:
     @property
     def finished(self) -> dict[str, Any] | None:
         """The values that `finish` was called with; None if the run is not finished."""
-        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        finish = read_finished(self.path)
         return None if finish is None else finish.facts
 
     @property
     def manifest(self) -> Manifest:
         """Size and sha256 of each file of a finished run; empty if the run is not finished."""
-        finish = read_finished(read_json(self.path / FINISHED_FILE))
+        finish = read_finished(self.path)
         return {} if finish is None else finish.files
 
     def finish(self, facts: Mapping[str, Any], recorded: Manifest | None = None) -> None:
@@ -159,29 +169,6 @@ def move_to_trash(path: Path) -> Path:
     path.rename(trash)
     sync_directory(path.parent)
     return trash
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in *path*; None if the file is missing or has other content."""
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _make(path: Path, entries: dict[str, Any]) -> None:
-    path.mkdir(exist_ok=True)
-    content = read_json(path / KEY_FILE)
-    if content == entries:
-        return
-    if content is not None and run_key(content) != path.name:
-        raise StageError(
-            f"{path / KEY_FILE} is the key of run {run_key(content)}, not of {path.name}: the store "
-            f"was moved or edited. Remove {path}, or rename it to keep its files"
-        )
-    write_text(path / KEY_FILE, _text(entries))
-    sync_directory(path.parent)
 
 
 def _text(content: Mapping[str, Any]) -> str:

@@ -55,6 +55,15 @@ def read_regular(path: Path | str, limit: int = MAX_LIST_BYTES) -> bytes:
         return file.readall()
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in *path*; None if the file is missing or has other content."""
+    try:
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """Open *path* without waiting for a process that writes to a pipe of this name."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from stages.runs.continuation import first_epoch, remove_epochs_after
+from stages.runs.layout import FINISHED_FILE
 from stages.runs.manifest import (
     LogLedger,
     add_checksum,
@@ -68,15 +69,28 @@ def test_checksum_detects_every_change_of_a_value():
         assert verify_checksum(changed) is None
 
 
-def test_finished_file_is_read_and_a_corrupt_one_is_rejected():
+def test_finished_file_is_read(tmp_path):
     files = {"a": {"size": 1, "sha256": "0" * 64}}
-    found = read_finished(add_checksum({"epoch": 3, "files": files}))
-    assert (found.facts, found.files) == ({"epoch": 3}, files)
+    (tmp_path / FINISHED_FILE).write_text(json.dumps(add_checksum({"epoch": 3, "files": files})))
 
-    assert read_finished(None) is None
-    assert read_finished({"epoch": 3, "files": {}}) is None
-    assert read_finished(add_checksum({"epoch": 3})) is None
-    assert read_finished({**add_checksum({"epoch": 3}), "epoch": 4}) is None
+    finished = read_finished(tmp_path)
+
+    assert (finished.facts, finished.files) == ({"epoch": 3}, files)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"epoch": 3, "files": {}},
+        add_checksum({"epoch": 3}),
+        {**add_checksum({"epoch": 3}), "epoch": 4},
+    ],
+)
+def test_missing_or_corrupt_finished_file_is_read_as_none(content, tmp_path):
+    assert read_finished(tmp_path) is None
+    (tmp_path / FINISHED_FILE).write_text(json.dumps(content))
+    assert read_finished(tmp_path) is None
 
 
 def test_manifest_has_every_file_that_a_run_publishes(store):

@@ -108,9 +108,10 @@ def test_image_that_expands_a_thousand_times_or_is_a_program_is_refused(tmp_path
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a\0"])
 def test_manifest_with_an_odd_name_counts_as_corrupt(tmp_path, name):
     files = {name: {"size": 1, "sha256": "0" * 64}}
-    (tmp_path / "logs.jsonl").write_text(json.dumps(add_checksum({"epoch": 1, "files": files})))
+    for file in ("logs.jsonl", "finished.json"):
+        (tmp_path / file).write_text(json.dumps(add_checksum({"epoch": 1, "files": files})))
 
-    assert read_finished(add_checksum({"num_epochs": 1, "files": files})) is None
+    assert read_finished(tmp_path) is None
     assert LogLedger(tmp_path).read(1) == {}
 
 
