@@ -86,14 +86,10 @@ def _batch_norm(module: Any) -> Tree:
     }
 
 
-def _layer_norm(module: Any) -> Tree:
+def _norm(shift: dict[str, Tree], module: Any) -> Tree:
+    """Return the layout of an `nn.LayerNorm`, with the field *shift*, or of an `nn.RMSNorm`, without one."""
     gamma = _present("weight", module.weight, 1.0, tuple(module.normalized_shape))
-    return {"gamma": gamma, "beta": Some("bias"), "epsilon": None}
-
-
-def _rms_norm(module: Any) -> Tree:
-    gamma = _present("weight", module.weight, 1.0, tuple(module.normalized_shape))
-    return {"gamma": gamma, "epsilon": None}
+    return {"gamma": gamma, **shift, "epsilon": None}
 
 
 def _present(name: str, tensor: Any, value: float, shape: tuple[int, ...]) -> Tree:
@@ -101,22 +97,23 @@ def _present(name: str, tensor: Any, value: float, shape: tuple[int, ...]) -> Tr
     return Constant(value, shape) if tensor is None else name
 
 
-def _convolution(dimensions: int) -> Tree:
+def _convolution(dimensions: int) -> dict[str, Tree]:
     sizes_of_axes = (None,) * dimensions if dimensions > 1 else None
-    sizes = {
+    return {
+        "weight": "weight",
+        "bias": Some("bias"),
         "stride": sizes_of_axes,
         "kernel_size": sizes_of_axes,
         "dilation": sizes_of_axes,
         "groups": None,
         "padding": None,
     }
-    return {"weight": "weight", "bias": Some("bias"), **sizes}
 
 
 def _conv_transpose(dimensions: int) -> Tree:
-    sizes_of_axes = (None,) * dimensions if dimensions > 1 else None
-    sizes = {"padding": sizes_of_axes, "padding_out": sizes_of_axes, "channels": (None, None)}
-    return {**_convolution(dimensions), **sizes}
+    fields = _convolution(dimensions)
+    sizes_of_axes = fields["stride"]
+    return {**fields, "padding": sizes_of_axes, "padding_out": sizes_of_axes, "channels": (None, None)}
 
 
 def _recurrent(module: Any) -> Tree:
@@ -127,11 +124,6 @@ def _recurrent(module: Any) -> Tree:
     """
     layers = [_recurrent_directions(module, f"_l{layer}") for layer in range(module.num_layers)]
     return layers[0] if len(layers) == 1 else layers
-
-
-def _recurrent_cell(module: Any) -> Tree:
-    """Return the layout of an `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`: that of one layer in Burn."""
-    return _recurrent_layer(module, "")
 
 
 def _recurrent_directions(module: Any, suffix: str) -> Tree:
@@ -145,6 +137,7 @@ def _recurrent_directions(module: Any, suffix: str) -> Tree:
 
 
 def _recurrent_layer(module: Any, suffix: str) -> Tree:
+    """Return the layout of one direction of a layer, and of a cell, whose names have no *suffix*."""
     kind = _recurrent_kind(module)
     size = module.hidden_size
     gates = {
@@ -162,19 +155,20 @@ def _recurrent_layer(module: Any, suffix: str) -> Tree:
 
 def _gate_transform(name: str, start: int, size: int, *, bias: bool) -> Tree:
     rows = (start, start + size)
-    linear = {"weight": Rows(f"weight_{name}.T", *rows), "bias": None}
-    return {**linear, "bias": Some(Rows(f"bias_{name}", *rows))} if bias else linear
+    return {
+        "weight": Rows(f"weight_{name}.T", *rows),
+        "bias": Some(Rows(f"bias_{name}", *rows)) if bias else None,
+    }
 
 
 def _recurrent_constants(module: Any, kind: str) -> Tree:
-    if kind == "LSTM":
-        options = {"d_hidden": None, "batch_first": None, "reverse": None, "clip": None, "input_forget": None}
-        activations = {"gate_activation": SIGMOID, "cell_activation": TANH, "hidden_activation": TANH}
-        return {**options, **activations}
     if kind == "GRU":
         activations = {"gate_activation": SIGMOID, "hidden_activation": TANH}
         return {"d_hidden": None, "reset_after": None, **activations, "clip": None}
     options = {"d_hidden": None, "batch_first": None, "reverse": None, "clip": None}
+    if kind == "LSTM":
+        activations = {"gate_activation": SIGMOID, "cell_activation": TANH, "hidden_activation": TANH}
+        return {**options, "input_forget": None, **activations}
     return {**options, "hidden_activation": RELU if module.nonlinearity == "relu" else TANH}
 
 
@@ -225,13 +219,13 @@ LAYERS: tuple[tuple[Any, Tree], ...] = (
     (nn.ConvTranspose3d, _conv_transpose(3)),
     (nn.Embedding, EMBEDDING),
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _batch_norm),
-    (nn.LayerNorm, _layer_norm),
-    (nn.RMSNorm, _rms_norm),
+    (nn.LayerNorm, partial(_norm, {"beta": Some("bias")})),
+    (nn.RMSNorm, partial(_norm, {})),
     (nn.GroupNorm, GROUP_NORM),
     ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), INSTANCE_NORM),
     (nn.PReLU, PRELU),
     ((nn.LSTM, nn.GRU, nn.RNN), _recurrent),
-    ((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _recurrent_cell),
+    ((nn.LSTMCell, nn.GRUCell, nn.RNNCell), partial(_recurrent_layer, suffix="")),
     (nn.MultiheadAttention, _attention),
     (nn.TransformerEncoderLayer, partial(_transformer_layer, {"mha": "self_attn"})),
     (
