@@ -21,16 +21,12 @@ A processor's cache holds two such blocks, which makes transposing a matrix five
 """
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 @dataclass(frozen=True, eq=False)
 class TensorPieces:
     """The bytes of the tensor that *make* computes from *sources* whenever they are requested."""
 
     sources: tuple[Tensor, ...]
-    make: Callable[..., Tensor] = _same
+    make: Callable[..., Tensor] = Tensor.detach
 
     def __call__(self) -> Iterable[memoryview]:
         """Return the bytes in order."""
@@ -61,7 +57,9 @@ def from_raw(raw: RawTensor) -> Tensor:
     flat = _join_pieces(raw)
     if dtype == torch.bool and int(flat.max()) > 1:
         raise RecordError(f"a Bool tensor contains {int(flat.max())}; expected only 0 and 1")
-    return _align(flat, dtype).reshape(raw.shape)
+    if flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()  # an aligned copy
+    return flat.view(dtype).reshape(raw.shape)
 
 
 def to_raw_tree(node: Tree) -> Tree:
@@ -159,12 +157,7 @@ def _join_pieces(raw: RawTensor) -> Tensor:
     pieces = list(raw.pieces())
     if len(pieces) == 1 and not pieces[0].readonly:
         return torch.frombuffer(pieces[0], dtype=torch.uint8)
-    flat = torch.empty(raw.nbytes, dtype=torch.uint8)
-    into, offset = flat.numpy().data, 0
-    for piece in pieces:
-        into[offset : offset + piece.nbytes] = piece
-        offset += piece.nbytes
-    return flat
+    return torch.frombuffer(bytearray().join(pieces), dtype=torch.uint8)
 
 
 def _view_bytes(tensor: Tensor) -> memoryview:
@@ -172,8 +165,3 @@ def _view_bytes(tensor: Tensor) -> memoryview:
     if flat.numel() == 1:
         flat = flat.as_strided((1,), (1,))  # torch keeps any stride of a single element
     return flat.view(torch.uint8).numpy().data
-
-
-def _align(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return *flat* viewed as *dtype*, copied if its address is not a multiple of the element size."""
-    return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(dtype)
