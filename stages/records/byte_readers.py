@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,12 @@ class ByteReader:
         self._window = memoryview(b"")
 
     @classmethod
-    def of_file(cls, path: Path, *, limit: int | None = None) -> "ByteReader":
+    def of_file(cls, path: Path, *, limit: int | None = None) -> Self:
         """Return a reader of the file *path*; *limit* raises the default `Limits`."""
         return cls(path.open("rb", buffering=0), path.stat().st_size, str(path), limit=limit)
 
     @classmethod
-    def of_bytes(cls, data: bytes, *, limit: int | None = None) -> "ByteReader":
+    def of_bytes(cls, data: bytes, *, limit: int | None = None) -> Self:
         """Return a reader of *data*; *limit* raises the default `Limits`."""
         return cls(io.BytesIO(data), len(data), "the record in memory", limit=limit)
 

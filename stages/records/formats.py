@@ -240,4 +240,5 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
 def _open(path: Path, form: Format, limit: int | None) -> ByteReader:
     if not path.is_file():
         raise RecordError(f"no record at {path}")
-    return GzipReader(path, limit=limit) if form.gzipped else ByteReader.of_file(path, limit=limit)
+    reader = GzipReader if form.gzipped else ByteReader
+    return reader.of_file(path, limit=limit)

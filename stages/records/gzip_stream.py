@@ -10,7 +10,6 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import BinaryIO
 
 from isal import igzip_lib, isal_zlib
@@ -90,15 +89,15 @@ def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
 
 
 class GzipReader(ByteReader):
-    """The content of the gzip file *path*, which is inflated as it is read.
+    """The content of a gzip file, which is inflated as it is read.
 
     The content may be as long as `Limits` allow, which *limit* raises to as many bytes. The declared length
     is checked before anything is inflated; `finish` checks the checksum and the end of the file.
     """
 
-    def __init__(self, path: Path, *, limit: int | None = None) -> None:
-        super().__init__(path.open("rb", buffering=0), path.stat().st_size, str(path), limit=limit)
-        self._packed_size = self._size
+    def __init__(self, file: BinaryIO, size: int, name: str, *, limit: int | None = None) -> None:
+        super().__init__(file, size, name, limit=limit)
+        self._packed_size = size
         self._stream = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
         try:
             self._declared = self._read_length()

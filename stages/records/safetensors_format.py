@@ -8,6 +8,7 @@ names and axes the tensors have: ``burn`` for a record of Burn, ``pt`` for PyTor
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,9 @@ def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
 
     Raises `RecordError` if it is not a valid safetensors file.
     """
-    source = ByteReader.of_file(path)
-    try:
+    with closing(ByteReader.of_file(path)) as source:
         _, entries = _read_header(source)
-        return entries, path.stat().st_size - source.remaining()
-    finally:
-        source.close()
+        return entries, source.offset
 
 
 def _read_header(source: ByteReader) -> tuple[dict[str, str], dict[str, TensorEntry]]:

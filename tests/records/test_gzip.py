@@ -38,7 +38,7 @@ def zipped(content, level=1, threads=1, *, step=None):
 
 def read(path, *, limit=None):
     """The content of *path*, whose length the member declares (all of these are below 4 GiB)."""
-    with closing(GzipReader(path, limit=limit)) as source:
+    with closing(GzipReader.of_file(path, limit=limit)) as source:
         content = source.read_array(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
         source.finish()
     return content
@@ -143,7 +143,7 @@ def test_zlib_output_is_read_in_steps_of_any_size(level, parts, flush, steps, tm
     path.write_bytes(b"".join(stream.compress(p) + stream.flush(flush) for p in pieces) + stream.flush())
     content, got = b"".join(pieces), b""
 
-    with closing(GzipReader(path)) as source:
+    with closing(GzipReader.of_file(path)) as source:
         for number in range(10**6):
             size = min(steps[number % len(steps)], source.remaining())
             got += source.read(size) if number % 2 else source.read_array(size).tobytes()
@@ -264,14 +264,14 @@ def test_bomb_beyond_the_limit_is_refused_unread(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20)))
 
     with pytest.raises(RecordError, match="set a higher limit"):
-        GzipReader(path)
+        GzipReader.of_file(path)
     assert len(read(path, limit=2**27)) == 80 * 2**20
 
 
 def test_bomb_with_false_length_is_stopped_at_its_declared_length(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
 
-    with closing(GzipReader(path)) as source:
+    with closing(GzipReader.of_file(path)) as source:
         source.read(1000)
         with pytest.raises(RecordError, match="1 bytes are declared, but 0 remain"):
             source.read(1)
@@ -282,7 +282,7 @@ def test_bomb_with_false_length_is_stopped_at_its_declared_length(path):
 def test_skipped_content_is_included_in_the_checksum(path):
     path.write_bytes(zipped(FLOATS))
 
-    with closing(GzipReader(path)) as source:
+    with closing(GzipReader.of_file(path)) as source:
         source.skip(len(FLOATS) - 4)
         last = source.read(4)
         source.finish()
@@ -309,7 +309,7 @@ print(peak() - before)
 size = state.nbytes
 del state
 before = peak()
-source = GzipReader(path)
+source = GzipReader.of_file(path)
 source.read_array(size)
 source.finish()
 print(peak() - before)
