@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
-from stages.records.dotted_names import MAX_ENTRIES, extend_path
+from stages.records.dotted_names import MAX_ENTRIES, describe_path, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
     BOOL_STORES,
@@ -209,7 +209,7 @@ class _BincodeParser:
         """Return the next value, which is of the same kind as *like*."""
         self._count_value()
         if isinstance(like, RawTensor):
-            name = _describe(path)
+            name = describe_path(path)
             return self._tensor(name, self._table) if self._table else self._old_tensor(like, name)
         if isinstance(like, Some):
             return Some(self.value(like.value, path)) if self._flag(path, "the tag of an option") else None
@@ -243,7 +243,9 @@ class _BincodeParser:
         matching = [example for example in examples if example.index == index]
         if not matching:
             cases = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
-            raise self._error(f"{_describe(path)} is case {index} of an enum, but the example has {cases}")
+            raise self._error(
+                f"{describe_path(path)} is case {index} of an enum, but the example has {cases}"
+            )
         first = matching[0]
         inner = first.value if len(matching) == 1 else _AnyOf(tuple(example.value for example in matching))
         return Variant(first.name, index, self.value(inner, extend_path(path, first.name)))
@@ -251,25 +253,25 @@ class _BincodeParser:
     def _map(self, like: Map, path: tuple[str, ...]) -> Map:
         entries = Map()
         others = _AnyOf(tuple(like.values()))
-        for _ in range(self._size(MAX_ENTRIES, f"{_describe(path)} is a map")):
-            key = self.text(_describe(path))
+        for _ in range(self._size(MAX_ENTRIES, f"{describe_path(path)} is a map")):
+            key = self.text(describe_path(path))
             if key in entries or "\0" in key or ".." in key or not like:
                 raise self._error(
-                    f"{_describe(path)} has the invalid key {key[:100]!r}: it is a duplicate, has a NUL or "
-                    "'..' in it, or the example has no keys"
+                    f"{describe_path(path)} has the invalid key {key[:100]!r}: it is a duplicate, has a NUL "
+                    "or '..' in it, or the example has no keys"
                 )
             entries[key] = self.value(like.get(key, others), extend_path(path, key))
         return entries
 
     def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
-        size = self._size(MAX_ENTRIES, f"{_describe(path)} is a vector")
+        size = self._size(MAX_ENTRIES, f"{describe_path(path)} is a vector")
         if size and not like:
-            raise self._error(f"{_describe(path)} has {size} elements, but the example has none")
+            raise self._error(f"{describe_path(path)} has {size} elements, but the example has none")
         examples = like if size == len(like) else [_AnyOf(tuple(like))] * size
         return [self.value(example, extend_path(path, str(i))) for i, example in enumerate(examples)]
 
     def _scalar(self, like: Tree, path: tuple[str, ...]) -> Tree:
-        name = _describe(path)
+        name = describe_path(path)
         if like is None:
             if self._source.read(1) != b"\0":
                 raise self._error(f"{name} is a constant in the example, but not a zero byte in the file")
@@ -331,7 +333,7 @@ class _BincodeParser:
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
         byte = self._source.read(1)[0]
         if byte > 1:
-            raise self._error(f"{_describe(path)} must begin with {what}, 0 or 1; found {byte}")
+            raise self._error(f"{describe_path(path)} must begin with {what}, 0 or 1; found {byte}")
         return byte == 1
 
     def _count_value(self) -> None:
@@ -362,7 +364,3 @@ class _BincodeParser:
 
     def _where(self, what: str) -> str:
         return f"{self._source.name}, before offset {self._source.offset}: {what}"
-
-
-def _describe(path: tuple[str, ...]) -> str:
-    return ".".join(path) or "the item"

@@ -82,6 +82,11 @@ def join_path(path: tuple[str, ...]) -> str:
     return check_name(".".join(path), "the record")
 
 
+def describe_path(path: tuple[str, ...]) -> str:
+    """Return *path* for a message; for the empty path, that of the record's item, ``the item``."""
+    return ".".join(path) or "the item"
+
+
 def check_name(name: str, where: str) -> str:
     """Return *name*. Raises `RecordError` if a part is empty, or if *name* has a NUL or invalid Unicode."""
     parts = name.split(".")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Skipped
-from stages.records.dotted_names import check_text, extend_path
+from stages.records.dotted_names import check_text, describe_path, extend_path
 from stages.records.limits import ADVICE, LEAST_NUMBERS
 from stages.records.precision import Precision
 from stages.records.record_tree import (
@@ -46,20 +46,13 @@ _SINCE_BOOL_STORE = re.compile(r"0\.(2[1-9]|[3-9]\d)\.|[1-9]")
 """Versions that name the storage of a Bool, and that do not load one without."""
 
 
-def restore_tensors(
-    node: Tree, metadata: Metadata, source_name: str, *, max_numbers: int = LEAST_NUMBERS
-) -> Tree:
-    """Return *node*, as a MessagePack or JSON reader produced it, with a `RawTensor` for every tensor map.
-
-    Numbers that a reader put into an array, and that are not a tensor's, become a list again; a blob becomes
-    bytes. Raises `RecordError` with the dotted path for an inconsistent tensor, an invalid name, or more than
-    *max_numbers* numbers in lists.
-    """
-    return _TensorRestorer(metadata, source_name, max_numbers).convert(node, ())
-
-
 class _TensorRestorer:
-    """Converts the nodes of one tree and names their path in errors."""
+    """Converts the nodes of one tree, as a MessagePack or JSON reader produced it.
+
+    There is a `RawTensor` for every tensor map. Numbers that a reader put into an array, and that are not a
+    tensor's, become a list again; a blob becomes bytes. Raises `RecordError` with the dotted path for an
+    inconsistent tensor, an invalid name, or more than *max_numbers* numbers in lists.
+    """
 
     def __init__(self, metadata: Metadata, source_name: str, max_numbers: int) -> None:
         self._metadata = metadata
@@ -156,7 +149,7 @@ class _TensorRestorer:
         return RecordError(f"{self._where(path)} {what}")
 
     def _where(self, path: tuple[str, ...]) -> str:
-        return f"{self._source_name}, {_name(path)}:"
+        return f"{self._source_name}, {describe_path(path)}:"
 
 
 def _is_value_tensor(node: dict[str, Tree]) -> bool:
@@ -272,35 +265,32 @@ def _to_plain(node: Tree, path: tuple[str, ...], dtypes: dict[str, Tree]) -> Tre
     if isinstance(node, list | tuple):
         return [_to_plain(value, extend_path(path, str(i)), dtypes) for i, value in enumerate(node)]
     if isinstance(node, str):
-        return check_text(node, _name(path))
+        return check_text(node, describe_path(path))
     if not isinstance(node, int | float | bytes | bytearray | memoryview | None) or isinstance(
         node, np.generic
     ):
         raise RecordError(
-            f"{_name(path)} is a {type(node).__module__}.{type(node).__name__} and cannot be recorded; use "
-            "tensors, numbers, text, bytes, lists and dicts, which can be read without running code"
+            f"{describe_path(path)} is a {type(node).__module__}.{type(node).__name__} and cannot be "
+            "recorded; use tensors, numbers, text, bytes, lists and dicts, which can be read without running "
+            "code"
         )
     if isinstance(node, int) and not -(1 << 63) <= node < 1 << 64:
-        raise RecordError(f"{_name(path)} is {node}, which does not fit into 64 bits")
+        raise RecordError(f"{describe_path(path)} is {node}, which does not fit into 64 bits")
     return int(node) if isinstance(node, Signed) else node
 
 
 def _tensor_map(tensor: RawTensor, path: tuple[str, ...], dtypes: dict[str, Tree]) -> dict[str, Tree]:
     if tensor.dtype not in dtypes:
         raise RecordError(
-            f"{_name(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of "
+            f"{describe_path(path)} is a tensor of the unsupported dtype {tensor.dtype!r}; use one of "
             f"{', '.join(dtypes)}"
         )
     if tensor.nbytes >= MAX_VALUE_SIZE:
         raise RecordError(
-            f"{_name(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is limited to 4 "
-            "GiB; save it as safetensors or burnpack"
+            f"{describe_path(path)} has {tensor.nbytes} bytes, but a value in MessagePack and JSON is "
+            "limited to 4 GiB; save it as safetensors or burnpack"
         )
     return {"bytes": tensor, "shape": list(tensor.shape), "dtype": dtypes[tensor.dtype]}
-
-
-def _name(path: tuple[str, ...]) -> str:
-    return ".".join(path) or "the item"
 
 
 def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:
@@ -320,8 +310,8 @@ def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMB
             f"{source_name}, _b: expected an empty array or nil, found a {type(marker).__name__}"
         )
     metadata = _read_metadata(tree["metadata"], source_name)
-    item = restore_tensors(tree["item"], metadata, source_name, max_numbers=max_numbers)
-    return Record(item, metadata)
+    restorer = _TensorRestorer(metadata, source_name, max_numbers)
+    return Record(restorer.convert(tree["item"], ()), metadata)
 
 
 def _read_metadata(node: Tree, source_name: str) -> Metadata:

@@ -1,5 +1,6 @@
 """Records of every Burn from 0.9 to 0.21, as trees that the MessagePack or JSON reader returns."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import msgpack
@@ -9,7 +10,7 @@ import pytest
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import ByteReader, Skipped
 from stages.records.messagepack_format import decode
-from stages.records.named_records import build_metadata, pack_record, restore_tensors, unpack_record
+from stages.records.named_records import build_metadata, pack_record, unpack_record
 from stages.records.precision import FullPrecision, HalfPrecision
 from stages.records.record_tree import Metadata, RawTensor, Record, Some, Variant
 
@@ -28,7 +29,8 @@ def data_map(data, shape, dtype):
 
 
 def read(node, metadata=FULL):
-    return restore_tensors({"layer": {"weight": node}}, metadata, "model.mpk")["layer"]["weight"]
+    tree = {"metadata": asdict(metadata), "item": {"layer": {"weight": node}}}
+    return unpack_record(tree, "model.mpk").item["layer"]["weight"]
 
 
 @pytest.mark.parametrize(
