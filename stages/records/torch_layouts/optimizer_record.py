@@ -4,7 +4,6 @@ A record that Burn wrote, also 0.22, has other parameter ids, and needs that of 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.dotted_names import param_ids
-from stages.records.record_tree import Map, ParameterState, Tree, map_leaves
+from stages.records.record_tree import Map, ParameterState, Tree
 from stages.records.state_tree import decode_state, encode_state
-from stages.records.tensors import to_raw_tree
+from stages.records.tensors import replace_tensors, to_raw_tree
 from stages.records.torch_layouts.lbfgs import lbfgs_record, read_lbfgs
 from stages.records.torch_layouts.module_record import skeleton_of
 from stages.records.torch_layouts.optimizer_state import (
@@ -360,8 +359,8 @@ def _decode_entry(entry: Tree, key: str, group: Mapping[str, Any], parameter: Te
     """Return the *entry* of a state, from `encode_state`, with its tensors on the device of *parameter*."""
     if isinstance(entry, Tensor):
         return to_entry(entry, key, group, parameter)
-    return decode_state(map_leaves(entry, partial(_move, parameter.device)))
 
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(parameter.device, copy=True)
 
-def _move(device: torch.device, leaf: Tree) -> Tree:
-    return leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf
+    return decode_state(replace_tensors(entry, move))

@@ -72,7 +72,8 @@ def form_of(optimizer: torch.optim.Optimizer) -> Tree:
 
 def form_of_group(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Tree:
     """Return Burn's form of the state of the parameters in *group*; None if Burn has no such optimizer."""
-    return MUON if is_muon(group) else form_of(part_of(optimizer, group))
+    is_muon = "ns_coefficients" in group and "momentum" in group
+    return MUON if is_muon else form_of(part_of(optimizer, group))
 
 
 def part_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -351,8 +352,3 @@ def assign(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> No
         optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = state
-
-
-def is_muon(group: Mapping[str, Any]) -> bool:
-    """Return whether *group* holds the options of a Muon."""
-    return "ns_coefficients" in group and "momentum" in group

@@ -5,7 +5,7 @@ Every name that does not fit is reported.
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,9 +77,9 @@ class Selection:
                 )
             selected[renamed] = name
         if not any(name.startswith(self.prefix) for name in names):
+            found = join_names(map(repr, names), MAX_LISTED_SELECTED) or "none"
             raise RecordError(
-                f"{source}: no name begins with the prefix {self.prefix!r}; found {_list_first(names)}. "
-                "Correct prefix"
+                f"{source}: no name begins with the prefix {self.prefix!r}; found {found}. Correct prefix"
             )
         return selected
 
@@ -96,10 +96,6 @@ class Selection:
 
 ALL_TENSORS = Selection()
 """Every tensor under its own name."""
-
-
-def _list_first(names: Iterable[str]) -> str:
-    return join_names(map(repr, names), MAX_LISTED_SELECTED) or "none"
 
 
 MAX_LISTED_NAMES = 20
