@@ -454,6 +454,24 @@ def test_load_without_strict_loads_what_fits():
     assert torch.equal(module[1].weight, from_raw(record[1]["weight"]["param"]).t())
 
 
+def test_bare_tensor_of_a_parameter_named_param_is_loaded():
+    module = nn.Sequential(nn.Module())
+    module[0].register_parameter("param", nn.Parameter(torch.zeros(2)))
+
+    load_into(module, [{"param": torch.ones(2)}], layout="burn")
+
+    assert module[0].param.tolist() == [1, 1]
+
+
+def test_tensor_in_the_place_of_a_struct_is_unexpected():
+    module = nn.Sequential(nn.Linear(2, 3))
+    tensor = RawTensor.of("F32", (1,), bytes(4))
+
+    for node in (tensor, {"id": "0" * 13, "param": tensor}):
+        report = load_into(module, [node], strict=False, layout="burn")
+        assert (report.missing, report.unexpected) == (["0.weight", "0.bias"], ["0"])
+
+
 def test_long_list_of_names_is_shortened():
     module = nn.Sequential(*[nn.Linear(1, 1) for _ in range(30)])
 

@@ -241,12 +241,12 @@ class _Reading:
             self._surplus(node, path)
 
     def _walk_fields(self, node: Tree, frame: Tree, path: str) -> None:
-        fields = {} if _tensor_in(node) else _fields(node)
+        fields = dict(fields_of(node)) if isinstance(node, dict | list | tuple) else {}
         for key, inner in fields_of(frame):
             self.walk(fields.pop(key, None), inner, _join(path, key))
         for key, rest in fields.items():
             self._surplus(rest, _join(path, key))
-        if _tensor_in(node):
+        if isinstance(node, RawTensor):
             self._surplus(node, path)
 
     def _fill(self, tensor: RawTensor, slot: Slot, path: str) -> None:
@@ -374,11 +374,6 @@ def _tensor_in(node: Tree) -> RawTensor | None:
 def _whole(name: str) -> Slot:
     """Return the slot of PyTorch's tensor *name* as it is."""
     return Slot(name, None, None, transposed=False, id="")
-
-
-def _fields(node: Tree) -> dict[str, Tree]:
-    """Return the fields of a struct, or the elements of an array by their index."""
-    return dict(fields_of(node)) if isinstance(node, dict | list | tuple) else {}
 
 
 def _join(path: str, key: str) -> str:
