@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records.byte_readers import Blob, ByteReader, Skipped, read_blob
+from stages.records.byte_readers import ByteReader, Skipped, read_blob
 from stages.records.dotted_names import MAX_ENTRIES, describe_path, extend_path
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import (
@@ -41,60 +41,52 @@ _FIXED = {"F32", "F64", "U8", "I8", "Bool"}
 """Types whose numbers have a fixed length."""
 
 
-class VarintReader:
-    """Reads the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
+def find_number_type(metadata: Metadata, like: str, source_name: str) -> str:
+    """Return the type of the numbers of a tensor like one of dtype *like*, which *metadata* declares."""
+    declared = metadata.float if like in FLOATS else metadata.int
+    name = "bool" if like == "Bool" else declared.rsplit("::", 1)[-1]
+    if name not in RUST_TYPES:
+        raise RecordError(
+            f"{source_name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
+            "tensor"
+        )
+    return RUST_TYPES[name]
 
-    def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
-        named = metadata.float if like in FLOATS else metadata.int
-        name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
-        if name not in RUST_TYPES:
-            raise RecordError(
-                f"{source.name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
-                "tensor"
-            )
-        self._source = source
-        self.dtype = RUST_TYPES[name]
-        self.least_bytes = ITEM_SIZES[self.dtype] if self.dtype in _FIXED else 1
 
-    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | Skipped:
-        """Return the next *count* numbers as the bytes of a tensor; without *keep_data*, skip them."""
-        if self.dtype not in _FIXED:
-            values = self._read_varints(count, name)
-            return values.view(np.uint8) if keep_data else Skipped(values.nbytes)
-        return read_blob(self._source, count * self.least_bytes, keep_data=keep_data)
+def read_varints(source: ByteReader, dtype: str, count: int, name: str) -> NDArray[Any]:
+    """Return the next *count* numbers, of the tensor *name*; those of F16 and BF16 are their bits."""
+    values = np.empty(count, NUMPY[dtype].replace("f", "u"))
+    limits = np.iinfo(values.dtype)
+    where = f"{source.name}: {name}"
+    filled = 0
+    while filled < count:
+        numbers, size = _parse_varints(source.peek(CHUNK), count - filled, where)
+        source.skip(size)
+        if limits.min < 0:
+            numbers = list(map(from_zigzag, numbers))
+        if not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+            raise RecordError(f"{where} has numbers that are too large for {dtype}")
+        values[filled : filled + len(numbers)] = numbers
+        filled += len(numbers)
+    return values
 
-    def _read_varints(self, count: int, name: str) -> NDArray[Any]:
-        values = np.empty(count, NUMPY[self.dtype].replace("f", "u"))
-        filled = 0
-        while filled < count:
-            numbers, size = self._parse(self._source.peek(CHUNK), count - filled, name)
-            self._source.skip(size)
-            limits = np.iinfo(values.dtype)
-            if not limits.min <= min(numbers) <= max(numbers) <= limits.max:
-                raise RecordError(
-                    f"{self._source.name}: {name} has numbers that are too large for {self.dtype}"
-                )
-            values[filled : filled + len(numbers)] = numbers
-            filled += len(numbers)
-        return values
 
-    def _parse(self, data: bytes, limit: int, name: str) -> tuple[list[int], int]:
-        """Return up to *limit* numbers at the beginning of *data*, at least one, and the bytes they take."""
-        numbers: list[int] = []
-        position = 0
-        while position < len(data) and len(numbers) < limit:
-            first = data[position]
-            end = position + 1 + MARKED.get(first, 0)
-            if first > max(MARKED):
-                raise RecordError(f"{self._source.name}: {name} has byte {first}, which starts no number")
-            if end > len(data):
-                break
-            number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
-            numbers.append(from_zigzag(number) if self.dtype[0] == "I" else number)
-            position = end
-        if not numbers:
-            raise RecordError(f"{self._source.name}: {name} is truncated")
-        return numbers, position
+def _parse_varints(data: bytes, limit: int, where: str) -> tuple[list[int], int]:
+    """Return up to *limit* numbers at the beginning of *data*, at least one, and the bytes they take."""
+    numbers: list[int] = []
+    position = 0
+    while position < len(data) and len(numbers) < limit:
+        first = data[position]
+        end = position + 1 + MARKED.get(first, 0)
+        if first > max(MARKED):
+            raise RecordError(f"{where} has byte {first}, which starts no number")
+        if end > len(data):
+            break
+        numbers.append(first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little"))
+        position = end
+    if not numbers:
+        raise RecordError(f"{where} is truncated")
+    return numbers, position
 
 
 def from_zigzag(number: int) -> int:
@@ -325,10 +317,15 @@ class _BincodeParser:
 
     def _old_tensor(self, like: RawTensor, name: str) -> RawTensor:
         """Return a tensor of 0.13 or earlier: its numbers, of the type in the metadata, and its shape."""
-        numbers = VarintReader(self._source, self._metadata, like.dtype)
-        size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
-        data = numbers.read(size, name, keep_data=self._keep_data)
-        return build_tensor(numbers.dtype, self._shape(name), data, where=self._where(name))
+        dtype = find_number_type(self._metadata, like.dtype, self._source.name)
+        least_bytes = ITEM_SIZES[dtype] if dtype in _FIXED else 1
+        size = self._size(self._source.remaining() // least_bytes, f"{name} is a tensor")
+        if dtype in _FIXED:
+            data = read_blob(self._source, size * least_bytes, keep_data=self._keep_data)
+        else:
+            numbers = read_varints(self._source, dtype, size, name)
+            data = numbers.view(np.uint8) if self._keep_data else Skipped(numbers.nbytes)
+        return build_tensor(dtype, self._shape(name), data, where=self._where(name))
 
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
         byte = self._source.read(1)[0]
