@@ -136,7 +136,7 @@ class FileCheckpointer:
         """
         intact = set(self.list_saved())
         lost = {epoch for epoch in list_unmarked_epochs(self.directory) if self._has_our_ids(epoch)}
-        paths = list(self.directory.iterdir()) if self.directory.is_dir() else []
+        paths = self.directory.glob(".*")
         partial = {path: parsed for path in paths if (parsed := parse_partial_name(path.name))}
         marked = {parsed.epoch for path, parsed in partial.items() if path.name == marker_name(parsed.epoch)}
         for epoch in (marked | lost) - intact:

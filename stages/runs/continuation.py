@@ -12,7 +12,6 @@ from stages.runs.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
-    CheckpointFileName,
     list_epochs,
     parse_name,
 )
@@ -131,6 +130,6 @@ def remove_epochs_after(store_path: Path, epoch: int) -> None:
 def _epoch_of(name: str) -> int | None:
     """Return the epoch whose checkpoint or log has the path *name* below the store; None if it has none."""
     folder, _, file = name.partition("/")
-    parsed: CheckpointFileName | None = parse_name(file) if folder == CHECKPOINT_FOLDER else None
+    parsed = parse_name(file) if folder == CHECKPOINT_FOLDER else None
     match = _LOG.fullmatch(name)
     return parsed.epoch if parsed else int(match[1]) if match else None

@@ -21,11 +21,11 @@ from stages.runs.manifest import Manifest
 from stages.runs.store import RunStore
 from stages.system.files import (
     CHUNK_BYTES,
+    describe,
     difference,
     new_part,
     remove,
     remove_stale_parts,
-    sha256,
     sync_directory,
     sync_trees,
 )
@@ -127,10 +127,15 @@ def _signature(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _copy_file(source: Path, target: Path) -> dict[str, Any]:
+    """Copy the file *source* to the new file *target*, and return the size and the sha256 of the copy."""
     with source.open("rb") as original, target.open("xb") as copy:
         if _clone(original, copy):
-            return {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(target)}
-        return _copy_content(original, copy)
+            return describe(target)
+        digest, size = hashlib.sha256(), 0
+        while chunk := original.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += copy.write(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def _clone(original: BinaryIO, copy: BinaryIO) -> bool:
@@ -140,11 +145,3 @@ def _clone(original: BinaryIO, copy: BinaryIO) -> bool:
             fcntl.ioctl(copy.fileno(), CLONE, original.fileno())
             return True
     return False
-
-
-def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
-    while chunk := original.read(CHUNK_BYTES):
-        digest.update(chunk)
-        size += copy.write(chunk)
-    return {"size": size, "sha256": digest.hexdigest()}

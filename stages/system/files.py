@@ -306,10 +306,9 @@ def _sync_file_system(path: Path) -> bool:
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if sys.platform != "linux" or not version or tuple(map(int, version.groups())) < SYNCFS_REPORTS:
         return False
-    syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
     handle = os.open(path, os.O_RDONLY)
     try:
-        return syncfs is not None and syncfs(handle) == 0
+        return not ctypes.CDLL(None).syncfs(handle)  # 0 if it has succeeded
     finally:
         os.close(handle)
 
