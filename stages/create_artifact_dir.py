@@ -1,6 +1,5 @@
 """create-artifact-dir: prepare the directory of all outputs, and write the configuration that makes them."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import FileName
 from stages.contracts.text import to_json
-from stages.system.files import write_text
+from stages.system.files import remove, write_text
 
 VERSION = "7"
 
@@ -79,9 +78,5 @@ def _clear(directory: Path, kept: set[str]) -> None:
             "directory: files in it that no stage owns are removed"
         )
     for path in directory.iterdir():
-        if path.name in kept:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path.name not in kept:
+            remove(path)
