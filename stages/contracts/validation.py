@@ -173,10 +173,8 @@ def _find(model: type[BaseModel], location: Location) -> _Place:
 
 
 def _inside(model: type[BaseModel], key: int | str) -> Any:
-    for name, field in model.model_fields.items():
-        if key in (name, field.alias):
-            return field.annotation
-    return None
+    field = model.model_fields.get(str(key))
+    return field.annotation if field else None
 
 
 def _item(annotation: Any, index: int | str) -> Any:
