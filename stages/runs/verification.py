@@ -12,7 +12,8 @@ from typing import Any
 from isal import igzip, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.formats import FORMATS, find_format, read, read_metadata
+from stages.records.config import SUFFIXES
+from stages.records.formats import find_format, read, read_metadata
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
 from stages.records.record_tree import Record
 from stages.records.tools.listing import list_entries, totals
@@ -64,8 +65,7 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
 def find_records(directory: Path) -> Iterator[Path]:
     """Yield every record in *directory* and its subdirectories, sorted by path."""
     for path in sorted(directory.rglob("*")):
-        has_suffix = any(path.name.endswith(form.suffix) for form in FORMATS.values())
-        if has_suffix and path.is_file() and _is_record(path):
+        if path.name.endswith(tuple(SUFFIXES.values())) and path.is_file() and _is_record(path):
             yield path
 
 
@@ -105,7 +105,7 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
         raise RecordError(f"{path} does not exist. Correct the path")
     records = list(find_records(path))
     if not records:
-        suffixes = ", ".join(form.suffix for form in FORMATS.values())
+        suffixes = ", ".join(SUFFIXES.values())
         raise RecordError(f"found no record in {path}: no file name ends in one of {suffixes}")
     problems: dict[Path, str | None] = {}
     manifests = dict(_manifests(records))
