@@ -32,7 +32,7 @@ from stages.records.record_tree import (
     Tree,
     unwrap,
 )
-from stages.records.tensor_data import build_tensor, check_shape, to_array
+from stages.records.tensor_data import are_sizes, build_tensor, check_shape, to_array
 
 Array = NDArray[Any]
 
@@ -110,7 +110,7 @@ class _TensorRestorer:
         if not _is_list(node) or len(node) > MAX_DIMENSIONS:
             raise self._error(path, f"its shape must be a list of at most {MAX_DIMENSIONS} sizes")
         shape = tuple(node.tolist() if isinstance(node, np.ndarray) else node)
-        if not all(type(length) is int and length >= 0 for length in shape):
+        if not are_sizes(shape):
             raise self._error(path, f"its shape must be non-negative integers, found {list(shape)!s:.200}")
         check_shape(shape, self._where(path))
         return shape

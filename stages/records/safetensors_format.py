@@ -19,7 +19,7 @@ from stages.records.byte_readers import ByteReader
 from stages.records.dotted_names import MAX_ENTRIES, check_name, check_text, unflatten
 from stages.records.json_format import unique_dict
 from stages.records.record_tree import Metadata, RawTensor, Record
-from stages.records.tensor_data import TensorEntry
+from stages.records.tensor_data import TensorEntry, are_sizes
 from stages.records.tree_json import SkeletonDecoder, SkeletonEncoder
 
 KEY = "burn"
@@ -131,15 +131,11 @@ def _parse_entry(entry: Json, name: str, where: str) -> TensorEntry:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise RecordError(f"{where}: {name} has the dtype {dtype!r:.100}; supported are {', '.join(DTYPES)}")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+    if not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} must have a shape and two data_offsets of non-negative integers")
     start, end = offsets
     tensor_data.check_size(end - start, DTYPES[dtype], tuple(shape), where=f"{where}: {name}")
     return TensorEntry(DTYPES[dtype], tuple(shape), start, end)
-
-
-def _are_sizes(node: Json) -> bool:
-    return isinstance(node, list) and all(type(value) is int and value >= 0 for value in node)
 
 
 def _restore_record(text: str, tensors: dict[str, RawTensor], extra: dict[str, str], where: str) -> Record:

@@ -34,6 +34,11 @@ class TensorEntry:
     """Bytes of one element in the file, if the dtype does not determine them; 0 otherwise."""
 
 
+def are_sizes(node: Any) -> bool:
+    """Return whether *node*, from a file, is a list or a tuple of integers of at least 0."""
+    return isinstance(node, list | tuple) and all(type(size) is int and size >= 0 for size in node)
+
+
 def check_shape(shape: tuple[int, ...], where: str) -> int:
     """Return the number of elements of *shape*. Raises `RecordError` if no memory could hold them."""
     if len(shape) > MAX_DIMENSIONS:

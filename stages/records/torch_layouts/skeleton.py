@@ -13,6 +13,7 @@ import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, iter_leaves, map_leaves
+from stages.records.tensor_data import are_sizes
 
 MAX_DEPTH = 128
 """The largest number of levels of a stored skeleton."""
@@ -142,7 +143,7 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
     match stored:
         case None:
             return None
-        case ["constant", float(value), list(shape), str(key)] if _are_sizes(shape):
+        case ["constant", float(value), list(shape), str(key)] if are_sizes(shape):
             return Constant(value, tuple(shape), key)
         case [
             "slot",
@@ -170,7 +171,3 @@ def _are_rows(start: int | None, stop: int | None) -> bool:
     if start is None or stop is None:
         return start is stop
     return 0 <= start <= stop
-
-
-def _are_sizes(shape: list[Any]) -> bool:
-    return all(type(size) is int and size >= 0 for size in shape)
