@@ -21,9 +21,11 @@ from dvc.repo import Repo
 
 from pipeline.project.git import (
     MAX_LISTED_FILES,
+    experiment_ref,
     find_head,
     git_error,
     list_changed_submodules,
+    list_experiments,
     list_submodules,
     run_git,
     try_git,
@@ -78,14 +80,11 @@ class FrozenProject:
 
     def experiments(self) -> dict[str, str]:
         """Return the experiments of this HEAD: name to commit."""
-        prefix = self.ref("")
-        listed = run_git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", prefix)
-        pairs = (line.split(" ", 1) for line in listed.splitlines())
-        return {ref.removeprefix(prefix): commit for commit, ref in pairs}
+        return list_experiments(self.root, self.head)
 
     def ref(self, name: str) -> str:
         """Return the git reference of the experiment *name* of this HEAD."""
-        return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
+        return experiment_ref(self.head, name)
 
 
 def _list_entries(folder: Any) -> set[tuple[str, str, int]]:

@@ -161,6 +161,19 @@ def find_head(root: Path) -> str:
     return head.stdout.strip()
 
 
+def experiment_ref(head: str, name: str) -> str:
+    """Return the git reference of the experiment *name* of the commit *head*."""
+    return f"refs/exps/{head[:2]}/{head[2:]}/{name}"
+
+
+def list_experiments(root: Path, head: str) -> dict[str, str]:
+    """Return name to commit of the experiments of the commit *head* in *root*, the oldest first."""
+    prefix = experiment_ref(head, "")
+    options = ("--sort=refname", "--sort=committerdate", "--format=%(objectname) %(refname)")
+    pairs = (line.split(" ", 1) for line in run_git(root, "for-each-ref", *options, prefix).splitlines())
+    return {ref.removeprefix(prefix): commit for commit, ref in pairs}
+
+
 def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
     """Return *environment* without the variables with which a hook of git names its repository and index."""
     return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}

@@ -14,12 +14,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.project.git import list_experiments
 from pipeline.project.lockfile import parse_lockfile
 from pipeline.project.paths import parse_paths
 from pipeline.project.revisions.dvc_checks import DIRECTORY_SUFFIX
 from pipeline.project.revisions.names import (
     commit_time,
-    experiments_on_head,
     find_collisions,
     open_project,
     read_commits,
@@ -56,7 +56,7 @@ def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFile
         shas: dict[str, str | None]
         collisions: dict[str, str] = {}
         if revs is None:
-            experiments = experiments_on_head(repo)
+            experiments = list_experiments(root, repo.scm.get_rev())
             names = find_collisions(repo, experiments) | ({WORKSPACE} & experiments.keys())
             collisions = {experiments[name]: name for name in names}
             listed = {sha[:SHORT_SHA] if name in names else name: sha for name, sha in experiments.items()}

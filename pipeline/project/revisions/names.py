@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
-from dvc.repo.experiments.utils import AmbiguousExpRefInfo, exp_refs_by_baseline, fix_exp_head, resolve_name
+from dvc.repo.experiments.utils import AmbiguousExpRefInfo, fix_exp_head, resolve_name
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
 from pipeline.project.git import find_head
@@ -91,18 +91,6 @@ def resolve_all(repo: Repo, names: Sequence[str]) -> dict[str, str]:
     for name in unknown:  # resolve_in raises for a name that no experiment has, or two
         commits[name] = str(repo.scm.get_ref(str(refs[name]))) if refs.get(name) else resolve_in(repo, name)
     return commits
-
-
-def experiments_on_head(repo: Repo) -> dict[str, str]:
-    """Return name to full SHA of all experiments on HEAD, the oldest first."""
-    head = resolve_in(repo, "HEAD")
-    refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
-    commits = read_commits(Path(repo.scm.root_dir), [str(ref) for ref in refs])
-    dated = sorted(
-        (commit_time(commit), str(ref.name), str(commit.id))
-        for ref, commit in zip(refs, commits, strict=True)
-    )
-    return {name: sha for _, name, sha in dated}
 
 
 def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
