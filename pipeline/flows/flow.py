@@ -131,8 +131,7 @@ def learner(
         command_line.has_begun.set()
         body = partial(run_recorded, run=command_line.run)
     execute = partial(reproduce, run=body, force=force)
-    register_this_run()
-    this_run = _this_run()
+    this_run = register_this_run()
     with ExitStack() as stack:
         stack.push(partial(_end_tasks, this_run.id))
         try:
@@ -283,13 +282,6 @@ def _read_title(run: FlowRun) -> str:
         with suppress(*API_ERRORS), short_timeout_client() as client:
             return client.read_deployment(run.deployment_id).name
     return Path.cwd().name
-
-
-def _this_run() -> FlowRun:
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        raise StageError("the flow has no flow run. Call the flow `learner`, not its function")
-    return context.flow_run
 
 
 def _build_timeout_state(interrupted: str, timeout_seconds: float | None) -> State[TimeoutError]:

@@ -28,7 +28,7 @@ from prefect.states import Cancelled, Crashed
 
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from pipeline.flows.server_outage import describe_url
-from stages.contracts.errors import RunInUseError
+from stages.contracts.errors import RunInUseError, StageError
 from stages.runs.layout import FLOW_RUNS_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, lock_holder
 from stages.system.files import write_text
@@ -75,13 +75,18 @@ def _register(name: UUID, **content: object) -> None:
     atexit.register(stack.close)
 
 
-def register_this_run() -> None:
-    """Register the flow run that this is called in, and report the ended ones whose state is not final."""
+def register_this_run() -> FlowRun:
+    """Register and return the flow run that this is called in, and report the ended ones.
+
+    Those are the runs whose state is not final. Raises `StageError` outside of a flow run.
+    """
     context = FlowRunContext.get()
-    if context and context.flow_run:
-        register_flow_run(context.flow_run.id)
-        atexit.register(_remove_if_final, context.flow_run)
+    if context is None or context.flow_run is None:
+        raise StageError("the flow has no flow run. Call the flow `learner`, not its function")
+    register_flow_run(context.flow_run.id)
+    atexit.register(_remove_if_final, context.flow_run)
     report_killed_runs()
+    return context.flow_run
 
 
 def note_end(flow_run: UUID, state: State[Any]) -> None:
