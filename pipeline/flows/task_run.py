@@ -99,7 +99,7 @@ def run_recorded(name: str, run: Callable[[str, Renderer | None], None] = run_st
     with ExitStack() as stack:
         stack.enter_context(_log_output(logger))
         if name == "fit":
-            stack.enter_context(gpu_slots(logger))
+            stack.enter_context(gpu_slots(logger, count_gpus()))
             prints_lines = needs_launch(read_params().fit)  # rank 0 does
             shown = ProgressRenderer(Artifacts.of_this_run(logger))
             renderer = shown if prints_lines else Renderers([LogRenderer(logger), shown])
@@ -114,30 +114,29 @@ def count_gpus() -> int:
 
 
 @contextmanager
-def gpu_slots(logger: "RunLogger", count: int | None = None) -> Iterator[None]:
-    """Hold *count* slots of the limit in the block; the default is the number of GPUs that ``fit`` uses.
+def gpu_slots(logger: "RunLogger", count: int) -> Iterator[None]:
+    """Hold *count* slots of the limit in the block.
 
     Waits until the slots are free. A server without the limit grants them at once. If the server becomes
     unreachable while they are held, a warning is logged, and the server frees them after five minutes.
     Raises `StageError` if the limit has fewer slots.
     """
-    wanted = count_gpus() if count is None else count
-    if not wanted:
+    if not count:
         yield
         return
-    slots = concurrency(GPU_LIMIT, occupy=wanted, raise_on_lease_renewal_failure=False)
+    slots = concurrency(GPU_LIMIT, occupy=count, raise_on_lease_renewal_failure=False)
     try:
         slots.__enter__()
     except ConcurrencySlotAcquisitionError as error:
         raise StageError(
-            f"cannot acquire {wanted} slots of the concurrency limit {GPU_LIMIT!r}: {error}. "
+            f"cannot acquire {count} slots of the concurrency limit {GPU_LIMIT!r}: {error}. "
             f"Run `prefect gcl inspect {GPU_LIMIT}` to see the limit"
         ) from error
     except API_ERRORS as error:
         logger.warning("training without slots of the limit %r: %s", GPU_LIMIT, summarize(error))
         yield
         return
-    logger.info("acquired slots of the limit %r: %d", GPU_LIMIT, wanted)
+    logger.info("acquired slots of the limit %r: %d", GPU_LIMIT, count)
     try:
         yield
     finally:

@@ -114,7 +114,7 @@ def test_training_holds_one_slot_for_each_gpu(workspace, server):
         pass  # the server has no such limit
     limit = api.post("v2/concurrency_limits/", {"name": GPU_LIMIT, "limit": 2})
     try:
-        with gpu_slots(logger):
+        with gpu_slots(logger, count_gpus()):
             assert (count_gpus(), count_held()) == (0, 0)
         with gpu_slots(logger, 2):
             assert count_held() == 2
