@@ -37,10 +37,10 @@ import os
 import random
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -70,13 +70,8 @@ CHECKS = {
 PING_BYTES = 4
 
 
-def _continue_without_lease(
-    original: Any, lease: UUID, seconds: float, **options: Any
-) -> AbstractContextManager[None]:
-    return cast(
-        AbstractContextManager[None],
-        original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False})),
-    )
+def _continue_without_lease(original: Any, lease: UUID, seconds: float, **options: Any) -> Any:
+    return original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False}))
 
 
 def _note_unsent_end(
@@ -99,13 +94,13 @@ def _note_unsent_end(
 
 
 def _create_flow_run_once(original: Any, client: Any, *arguments: Any, **options: Any) -> FlowRun:
-    def create(key: UUID) -> FlowRun:
-        def request(method: str, path: str, **content: Any) -> httpx.Response:
+    def create(key: UUID) -> Any:
+        def request(method: str, path: str, **content: Any) -> Any:
             if path == "/flow_runs/":
                 content["json"] = content["json"] | {"idempotency_key": str(key)}
-            return cast(httpx.Response, client.request(method, path, **content))
+            return client.request(method, path, **content)
 
-        return cast(FlowRun, original(SimpleNamespace(request=request), *arguments, **options))
+        return original(SimpleNamespace(request=request), *arguments, **options)
 
     return create_once(create)
 
@@ -146,7 +141,7 @@ async def _outlive_outages(
         try:
             await workload()
         except (httpx.HTTPError, ValueError) as error:  # ValueError: the response is not that of Prefect
-            if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
+            if is_refusal(error):
                 raise
             if is_responding:
                 logger.warning("waiting for the Prefect server: %s", str(error).split("\n")[0] or repr(error))
