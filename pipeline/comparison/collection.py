@@ -137,7 +137,7 @@ def read_epoch_curves(files: RevisionFiles) -> dict[str, MetricCurve]:
     curves = {}
     for path in files.below(files.paths["plots"]):
         if path.parent == files.paths["plots"] and path.suffix == ".tsv":
-            for curve in _epoch_curves(path, files.read(path) or ""):
+            for curve in _epoch_curves(path, files.read(path)):
                 curves[curve.name] = curve
     return curves
 
@@ -150,7 +150,7 @@ class PlotReader(Mapping[str, PlotData]):
 
     def __getitem__(self, name: str) -> PlotData:
         files = self.revisions[name]
-        confusion = (files.paths.get("confusion") and files.read(files.paths["confusion"])) or ""
+        confusion = files.read(files.paths["confusion"]) if "confusion" in files.paths else ""
         return PlotData(read_iterations(files), parse_matrix(confusion), read_samples(files))
 
     def __iter__(self) -> Iterator[str]:
@@ -168,7 +168,7 @@ def read_samples(files: RevisionFiles) -> dict[str, bytes]:
         epochs = [(int(match[1]), path) for match, path in matches if match]
         last = max((epoch for epoch, _ in epochs), default=0)
         for path in [path for epoch, path in epochs if epoch == last][:MAX_SAMPLES]:
-            samples[f"{split}/{path.parent.name}/{path.name}"] = files.read_bytes(path) or b""
+            samples[f"{split}/{path.parent.name}/{path.name}"] = files.read_bytes(path)
     return samples
 
 
@@ -181,7 +181,7 @@ def read_iterations(
         for path in files.below(files.paths["iterations"] / split):
             name = f"{split}/{_metric_of(path)}"
             if names is None or name in names:
-                iterations[name] = thin(list(_batch_points(files.read(path) or "")))
+                iterations[name] = thin(list(_batch_points(files.read(path))))
     return {name: points for name, points in iterations.items() if points}
 
 

@@ -42,7 +42,7 @@ MAX_VERIFIED_BYTES = 1 << 20
 """Largest cached file whose content `is_intact` checks. `learner doctor --deep` checks all of them."""
 
 
-def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
+def read_revisions(revs: Sequence[str] | None) -> dict[str, "RevisionFiles"]:
     """Return the files of *revs* by name, each once: experiments, branches, tags, SHAs, ``workspace``.
 
     None stands for the workspace and all experiments on HEAD, the oldest first; an experiment with the name
@@ -70,7 +70,7 @@ def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFile
     return {name: committed[sha] if sha else _read_workspace(cache) for name, sha in shas.items()}
 
 
-def read_runs(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
+def read_runs(revs: Sequence[str] | None) -> dict[str, "RevisionFiles"]:
     """Return the files of *revs* as `read_revisions` does.
 
     Raises `ParamsError` too if none of them has a dvc.yaml in the current folder, so that none can have run.
@@ -185,32 +185,32 @@ class RevisionFiles:
     @cached_property
     def lock(self) -> Mapping[str, Any]:
         """Stage to its entry in dvc.lock; empty before the first run."""
-        text = self._text("dvc.lock")
-        return {} if text is None else stages_of(parse_lockfile(text, "dvc.lock"))
+        if "dvc.lock" not in self._tracked:
+            return {}
+        return stages_of(parse_lockfile(self._text("dvc.lock"), "dvc.lock"))
 
     @cached_property
     def paths(self) -> Mapping[str, Path]:
         """``vars.paths`` of its own dvc.yaml; empty if it has none or is not valid YAML."""
-        text = self._text("dvc.yaml")
-        return {} if text is None else _parse_paths(text)
+        return _parse_paths(self._text("dvc.yaml"))
 
     def read_tracked(self, name: str) -> Mapping[str, Any]:
         """Return the content of the YAML file *name*, one of `TRACKED`; empty if it is missing."""
-        text = self._text(name)
-        content = {} if text is None else parse_yaml(text, name)
+        content = parse_yaml(self._text(name), name)
         return content if isinstance(content, dict) else {}
 
-    def read(self, path: Path) -> str | None:
-        """Return the text of an output, or of a file in one; None if it is not recorded or not cached."""
-        content = self.read_bytes(path)
-        return None if content is None else content.decode("utf-8", errors="replace")
+    def read(self, path: Path) -> str:
+        """Return the text of an output, or of a file in one; empty if it is not recorded or not cached."""
+        return self.read_bytes(path).decode("utf-8", errors="replace")
 
-    def read_bytes(self, path: Path) -> bytes | None:
+    def read_bytes(self, path: Path) -> bytes:
         """Return the content that `read` decodes."""
         md5 = self.hashes.get(path.as_posix())
-        content = None if md5 is None else self._cache.read(md5)
+        if md5 is None:
+            return b""
+        content = self._cache.read(md5)
         self._note_damage(md5)
-        return content
+        return content or b""
 
     def below(self, directory: Path) -> list[Path]:
         """Return every recorded file below *directory*, sorted; empty for an output that is not cached."""
@@ -228,7 +228,7 @@ class RevisionFiles:
 
         Outputs with ``cache: false`` in dvc.yaml are not considered. False before the first run.
         """
-        uncached = _parse_uncached(self._text("dvc.yaml") or "")
+        uncached = _parse_uncached(self._text("dvc.yaml"))
         outputs = [(path, md5) for path, md5 in self._outputs() if path not in uncached]
         lists = [md5 for _, md5 in outputs if md5.endswith(DIRECTORY_SUFFIX)]
         files = [md5 for output in outputs for _, md5 in self._files_of(*output)]
@@ -252,14 +252,14 @@ class RevisionFiles:
         self._note_damage(md5)
         return intact
 
-    def _note_damage(self, md5: str | None) -> None:
-        if md5 is not None and self._cache.is_damaged(md5):
+    def _note_damage(self, md5: str) -> None:
+        if self._cache.is_damaged(md5):
             self.damaged.add(self._cache.path_of(md5))
 
-    def _text(self, name: str) -> str | None:
-        """Return the text of the tracked file *name*; None if it is missing."""
+    def _text(self, name: str) -> str:
+        """Return the text of the tracked file *name*; empty if it is missing."""
         try:
-            return self._tracked[name].decode("utf-8") if name in self._tracked else None
+            return self._tracked.get(name, b"").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ParamsError(f"{name} is not valid YAML: {error}") from error
 
