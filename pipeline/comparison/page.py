@@ -133,8 +133,8 @@ def build_table_data(comparison: Comparison, view: ViewOptions) -> Tree:
         "palette": PALETTE,
         "runs": [{"name": run.name, "sha": run.sha, "notes": list(run.notes)} for run in runs],
         "columns": [
-            *(_column(comparison, column, runs) | {"listed": True} for column in listed),
-            *(_column(comparison, column, runs) | {"listed": False} for column in others),
+            _column(comparison, column, runs) | {"listed": column.key in keys}
+            for column in (*listed, *others)
         ],
         "params": _params(runs),
     }
