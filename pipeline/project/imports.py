@@ -166,13 +166,11 @@ def _resolve(entry: Import, importer: Path, folders: list[Path]) -> Iterator[Pat
     names = entry.module.split(".") if entry.module else []
     for folder in folders:
         files, place = _follow(names, folder)
+        yield from files
         if place is not None:
-            yield from files
             for name in entry.names:
                 yield from _follow([name], place)[0]
-            return
-        if files:
-            yield from files
+        if files or place:
             return
 
 

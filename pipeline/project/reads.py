@@ -206,13 +206,13 @@ class ReadRecorder:
 
     def note(self, name: Any, flags: int) -> None:
         """Record that this process opens the file *name*, if the user's code does."""
-        is_import = False
-        if not isinstance(name, int) and os.fsdecode(name).endswith(MODULE_SUFFIXES):
-            opener = sys._getframe(2)  # noqa: SLF001  the fast way to the stack
-            is_import = (
-                opener.f_code.co_filename == IMPORT_SYSTEM
-            )  # and not a program that shows source lines
-        if isinstance(name, int) or not (self._process or is_import):
+        if isinstance(name, int):
+            return
+        is_import = (
+            os.fsdecode(name).endswith(MODULE_SUFFIXES)  # and it is no program that shows source lines
+            and sys._getframe(2).f_code.co_filename == IMPORT_SYSTEM  # noqa: SLF001  the fast way to the stack
+        )
+        if not (self._process or is_import):
             return
         path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100  no link followed
         if flags & WRITING:

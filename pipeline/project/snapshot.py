@@ -29,7 +29,7 @@ from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
 from stages.runs.layout import FOLDERS
-from stages.system.files import md5, parse_file_list, raise_unless_missing, read_regular, write_text
+from stages.system.files import md5, parse_file_list, raise_unless_missing, read_regular, sha256, write_text
 
 ABSENT = "missing"
 """The value of a key that does not exist."""
@@ -222,7 +222,7 @@ def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
 
 def _read_state(path: Path, hashable: int) -> FileState:
     about = path.stat()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if about.st_size <= hashable else None
+    digest = sha256(path) if about.st_size <= hashable else None
     return FileState(about.st_size, about.st_mtime_ns, about.st_ino, digest)
 
 
