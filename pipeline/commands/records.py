@@ -17,13 +17,12 @@ from pipeline.commands.results import FileProblem, RecordContent, RecordDifferen
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.contracts.text import join_names
-from stages.records.record_tree import Layout
+from stages.records.record_tree import Layout, Record, Tree, strip_type_hints
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
     from stages.learner import Start
     from stages.records.formats import Format
-    from stages.records.record_tree import Record, Tree
     from stages.records.tools.diff import Difference
 
 app = typer.Typer(
@@ -59,7 +58,6 @@ def show(
     Example: learner records show artifacts/model.mpk.gz
     """
     from stages.records.formats import find_format, read, read_metadata
-    from stages.records.record_tree import Record
     from stages.records.torch_files import is_torch_file, read_state_dict
 
     form = None if is_torch_file(file) else find_format(file)
@@ -206,14 +204,13 @@ def diff(
 
 
 def _translate(
-    record: "Record", source: Path, before: Layout | None, after: Layout, learner: Path | None
-) -> "Record":
+    record: Record, source: Path, before: Layout | None, after: Layout, learner: Path | None
+) -> Record:
     """Return *record*, read from *source* in the layout *before*, in the layout *after*.
 
     The model in the directory *learner* has the names and axes of both. Raises `RecordError` if it is None.
     """
     from stages.records import load_into, record_of
-    from stages.records.record_tree import Record, strip_type_hints
     from stages.records.recorder import state_record
 
     if learner is None:
@@ -227,7 +224,7 @@ def _translate(
     return state_record(state) if after == "torch" else Record(strip_type_hints(record_of(model, state)))
 
 
-def _name_schedule(record: "Record", learner: Path) -> "Record":
+def _name_schedule(record: Record, learner: Path) -> Record:
     """Return *record*, if it is that of a schedule, as the state of the schedule in *learner*."""
     from stages.optim import Scheduler, load_burn_schedule
 
@@ -239,7 +236,7 @@ def _name_schedule(record: "Record", learner: Path) -> "Record":
     return replace(record, item=scheduler.burn_state() if isinstance(scheduler, Scheduler) else item)
 
 
-def example_of(directory: Path) -> "Tree":
+def example_of(directory: Path) -> Tree:
     """Return the record of the learner in *directory*, as an example of a file without names."""
     from stages.records import from_plain, record_of, to_plain
 
@@ -255,7 +252,7 @@ def _build_start(directory: Path) -> "Start":
     return spec.build(seed=0)
 
 
-def _example(learner: Path | None, *forms: "Format") -> "Tree":
+def _example(learner: Path | None, *forms: "Format") -> Tree:
     """Return an example tree if one of *forms* has no names; None otherwise."""
     nameless = [form.suffix for form in forms if not form.has_names]
     if not nameless:
@@ -288,7 +285,7 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
 
 
 def summarize(
-    file: Path, form: str, record: "Record", entry: Entry | None, *, constants: bool
+    file: Path, form: str, record: Record, entry: Entry | None, *, constants: bool
 ) -> RecordContent:
     """Return the metadata of the record in *file*, and what *entry* lists; with *constants*, also nil."""
     metadata = vars(record.metadata) if record.metadata else None
