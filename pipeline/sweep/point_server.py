@@ -58,21 +58,16 @@ PRELOADED = (
     "dvc.repo.plots",
     "dvc.repo.stage",
     "dvc.repo.trie",
-    "dvc.utils.hydra",
     "dvc.utils.plots",
     "dvc.utils.strictyaml",
     "dvc_data.hashfile.db.local",
     "dvc_data.hashfile.status",
     "dvc_data.index.checkout",
-    "dvc_studio_client.post_live_metrics",
     "fsspec.implementations.memory",
     "hydra.core.override_parser.overrides_parser",
     "networkx.algorithms",
-    "omegaconf",
-    "pygit2",
     "pyparsing",
     "scmrepo.git.backend.pygit2.filter",
-    "stages.renderers.plain",
 )
 """Modules that DVC, torch and a stage import when they first need them."""
 NOT_PRELOADED = ("stages.distributed.sharding", "stages.renderers.")
