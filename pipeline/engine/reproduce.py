@@ -137,8 +137,7 @@ def explain_stage(repo: Repo, name: str) -> list[str]:
 
 
 def _read_locked(name: str) -> dict[str, Any] | None:
-    entry: dict[str, Any] | None = stages_of(read_lockfile(LOCKFILE)).get(name)
-    return entry
+    return stages_of(read_lockfile(LOCKFILE)).get(name)
 
 
 def _print_reasons(name: str, before: dict[str, Any] | None, after: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ def read_definition() -> dict[str, Any]:
     return content
 
 
-def stages_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def stages_of(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the stages in *content*, that of a dvc.yaml or a dvc.lock."""
     return content.get("stages") or {}
 
