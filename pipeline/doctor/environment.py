@@ -126,13 +126,6 @@ def check_prefect(timeout_seconds: float) -> Iterator[Diagnostic]:
     if not url:
         yield ok("prefect", "no API is configured: runs are not recorded in Prefect")
         return
-    if not url.startswith(("http://", "https://")):
-        yield problem(
-            "prefect",
-            f"{prefect_api.URL} is {url}",
-            "Set it to an address that begins with http:// or https://",
-        )
-        return
     try:
         server = json.loads(prefect_api.request("admin/version", timeout_seconds))
     except urllib.error.HTTPError as error:

@@ -13,9 +13,6 @@ from logging import Logger, LoggerAdapter
 from pathlib import Path
 from typing import Any
 
-from dvc.exceptions import DvcException
-from dvc.repo import Repo
-
 from pipeline.engine.dvc_process import run_dvc
 from pipeline.engine.project_copy import (
     COPY_SUFFIX,
@@ -33,7 +30,7 @@ from pipeline.project.git import run_git, try_git
 from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
 from pipeline.project.paths import STORES_VARIABLE
-from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
+from pipeline.project.revisions.dvc_checks import open_repository, remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
@@ -116,14 +113,9 @@ def warn_of_temporary_folder(folder: Path, warn: Callable[[str], None], *, push:
 
 def check_remotes(*, experiment: bool) -> None:
     """Raise `StageError` if there is no remote to push to; call it before training rather than after."""
-    try:
-        with Repo() as repo:
-            if not repo.config["remote"]:
-                raise StageError(
-                    "push is set, but DVC has no remote. Run `dvc remote add --default NAME URL`"
-                )
-    except DvcException as error:
-        raise StageError(f"cannot read the remotes of DVC: {error}. Correct .dvc/config") from error
+    with open_repository(Path()) as repo:
+        if not repo.config["remote"]:
+            raise StageError("push is set, but DVC has no remote. Run `dvc remote add --default NAME URL`")
     if experiment:
         find_git_remote()
 

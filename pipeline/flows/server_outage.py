@@ -66,7 +66,7 @@ def wait_for_server(warn: Callable[[str], None]) -> bool:
     *warn* receives one message if it must wait.
     """
     url, seconds = describe_url(), outage_seconds()
-    while not _is_responding():
+    while probe(str(PREFECT_API_URL.value()), PROBE_SECONDS) is not None:
         if url not in _outages:
             _outages[url] = time.monotonic()
             warn(
@@ -161,10 +161,6 @@ def exit_with_outage() -> NoReturn:
     with suppress(OSError):  # the terminal was closed
         print_error(f"\nerror: {outage_message()}")
     os._exit(1)
-
-
-def _is_responding() -> bool:
-    return probe(str(PREFECT_API_URL.value()), PROBE_SECONDS) is None
 
 
 def describe_url() -> str:

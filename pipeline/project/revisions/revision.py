@@ -43,7 +43,7 @@ class Revision:
     """A commit, an experiment or the workspace; its own dvc.yaml names the paths of its files.
 
     Construction and all methods raise `CheckpointError` for what is missing from the repository, the cache
-    and the remotes, and `StageError` if a file cannot be written.
+    and the remotes, and `OSError` if a file cannot be written.
     """
 
     def __init__(self, rev: str | None) -> None:
@@ -140,7 +140,7 @@ class Revision:
 
     @contextmanager
     def _explain_missing(self) -> Iterator[None]:
-        """Raise the errors of DVC and of the file system with the commands that remove the cause."""
+        """Raise the errors of DVC, and those for missing files, with the commands that remove the cause."""
         try:
             yield
         except StageError:
@@ -155,11 +155,6 @@ class Revision:
                 f"revision {self._name} is not complete here ({error}): neither DVC's cache nor a configured "
                 "remote has the file. Run `dvc fetch --all-commits` to get what a remote has, or for an "
                 "experiment `dvc exp pull REMOTE NAME`; after a `dvc gc`, run the revision again"
-            ) from error
-        except OSError as error:
-            raise StageError(
-                f"{error.filename or self._name}: {error.strerror or error}, while revision {self._name} "
-                "was copied. Free some space and run the same command again"
             ) from error
 
 
