@@ -105,7 +105,7 @@ def resume(
 class StageReport:
     """The outcomes of the stages of a run, which are printed and, with a renderer, written as events."""
 
-    renderer: EventRenderer | None = None
+    renderer: EventRenderer | None
     outcomes: dict[str, str] = field(default_factory=dict)
 
     def run(self, name: str, renderer: "Renderer | None" = None) -> None:

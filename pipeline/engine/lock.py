@@ -32,8 +32,8 @@ EXPERIMENT = "exps/run/workspace/workspace.json"
 class _Holder:
     """The process that holds the lock, according to the lock file."""
 
-    pid: str = "unknown"
-    host: str = ""
+    pid: str
+    host: str
     ancestors: tuple[int, ...] = ()
     dvc: ProcessIdentity | None = None
     """The DVC process that started the holder as a stage."""

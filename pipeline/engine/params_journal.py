@@ -77,7 +77,7 @@ def edit_params(overrides: Sequence[str]) -> Iterator[None]:
         _discard()
 
 
-def restore_params(report: Report | None = None) -> bool:
+def restore_params(report: Report | None) -> bool:
     """Restore params.yaml if a run was killed that had set overrides in it, and return whether it did.
 
     If the file was edited since, it stays, and the previous content is kept next to the run stores; without

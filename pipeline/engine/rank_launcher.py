@@ -267,7 +267,7 @@ def launch_fit(
     code: Mapping[str, Any],
     interrupter: Interrupter,
     *,
-    renderer: Renderer | None = None,
+    renderer: Renderer | None,
 ) -> None:
     """Run the stage fit on one rank for each device of *config*, whose logs are beside the run store.
 

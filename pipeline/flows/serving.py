@@ -88,7 +88,7 @@ class Plan:
         return ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
 
 
-def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: bool = False) -> None:
+def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: bool) -> None:
     """Create the deployment *plan*, and start its runs until a signal arrives.
 
     Overrides of its runs may name code and files that are not committed only with *allow_code*.

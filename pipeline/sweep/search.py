@@ -166,7 +166,7 @@ class Dimension:
     """The key, with a plus if the file does not have it."""
     distribution: Any
     """Optuna's distribution, of the position in *texts* or of the value."""
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...]
     """The values of a list or a range, in the syntax of ``-S``; empty for an interval."""
 
     @property

@@ -31,7 +31,7 @@ class StopRule:
     pruner: str = ""
     """The class of Optuna's pruner that chooses the points instead; empty for the best in *factor*."""
 
-    def rungs(self, epochs: int, validate_every: int = 1) -> list[int]:
+    def rungs(self, epochs: int, validate_every: int) -> list[int]:
         """Return the epochs after which points stop, ascending; the last one is *epochs*.
 
         The others are rounded up to a multiple of *validate_every*, so that they have values to rank by.

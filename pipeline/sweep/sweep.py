@@ -45,7 +45,7 @@ class PointResult:
 
     name: str
     """The name of its experiment."""
-    error: str = ""
+    error: str
     """The reason of its failure; empty if it has an experiment."""
     stopped: int | None = None
     """The epoch after which it was stopped early; None if it trained to its last epoch."""
@@ -61,15 +61,15 @@ class SweepOptions:
 
     executor: Executor
     run: Runner
-    share_gpus: bool = False
-    stop: str | None = None
+    share_gpus: bool
+    stop: str | None
     """A key of `RULES`: stop bad points early; None runs every point to its last epoch."""
-    metric: str | None = None
+    metric: str | None
     """The metric to rank points by; by default the first one of the valid split with a known direction."""
-    has_repeats: bool = False
+    has_repeats: bool
     """True to print the means of the points that differ in their seeds only."""
-    output: IO[str] | None = None
-    """The stream that the table of results is written to; None is standard output."""
+    output: IO[str]
+    """The stream that the table of results is written to."""
 
 
 def sweep(source: Search | Sequence[Point], options: SweepOptions) -> list[PointResult]:
@@ -299,7 +299,7 @@ def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) ->
         run_jobs(jobs, executor.width, submit, report)
 
 
-def print_plan(points: Sequence[Point], stop: str | None = None) -> dict[str, str]:
+def print_plan(points: Sequence[Point], stop: str | None) -> dict[str, str]:
     """Print the points that a sweep of *points* would run, without running any; with *stop*, the first rung.
 
     Return the state of each by its name.
