@@ -19,7 +19,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
-from pipeline.doctor.stale_files import find_temporary_folder, remove_ended_processes
+from pipeline.doctor.stale_files import find_temporary_folder, repair_rwlock
 from pipeline.project.git import EXPERIMENT_ARGUMENTS, find_top, run_git, try_git
 from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
@@ -197,7 +197,7 @@ def _restore(top: Path, temporary: Path, run: _InterruptedRun) -> None:
         entries = run_git(top, "log", "-g", "--format=%H", STASH_REF, "--").split()
         run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(run.stash)}}}")
     (temporary / Path(EXPERIMENT_ARGUMENTS).name).unlink(missing_ok=True)
-    remove_ended_processes(temporary / "exps/rwlock")
+    repair_rwlock(temporary / "exps/rwlock")
 
 
 def _back_up(top: Path, target: str) -> None:

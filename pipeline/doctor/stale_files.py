@@ -85,13 +85,13 @@ def _describe_repair() -> str:
 
 
 def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
-    owners = read_owners(path)
+    owners, repair = read_owners(path), partial(repair_rwlock, path)
     if owners is None:
         with _try_lock(path) as acquired:
             is_corrupt = acquired and read_owners(path) is None
         if is_corrupt:
             message = f"{path} is truncated, as by a kill or a full disk, and every DVC command fails"
-            yield problem("locks", message, f"rm {path}: {FIX}", partial(_remove_corrupt, path))
+            yield problem("locks", message, f"rm {path}: {FIX}", repair)
         else:
             yield ok("locks", f"a DVC process is writing {path}")
         return
@@ -100,13 +100,12 @@ def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
     for pid, command in owners.items():
         if pid not in (*ended, *reused):
             yield ok("locks", f"pid {pid} is running in this project: {command}")
-    remove = partial(remove_ended_processes, path)
     if reused:
         message = f"{path} names pid {_join(reused)}, which another process has now: DVC waits for it forever"
-        yield problem("locks", message, f"remove the entry: {FIX}", remove)
+        yield problem("locks", message, f"remove the entry: {FIX}", repair)
     elif ended:
         message = f"{path} names pid {_join(ended)}, which has ended"
-        yield warning("locks", message, f"the next DVC command removes the entry, or {FIX}", remove)
+        yield warning("locks", message, f"the next DVC command removes the entry, or {FIX}", repair)
 
 
 def _try_lock(path: Path) -> AbstractContextManager[bool]:
@@ -114,16 +113,16 @@ def _try_lock(path: Path) -> AbstractContextManager[bool]:
     return try_dvc_lock(path.with_name(f"{path.name}.lock"))
 
 
-def _remove_corrupt(path: Path) -> None:
+def repair_rwlock(path: Path) -> None:
+    """Remove the entries of ended processes from DVC's list of readers and writers *path*.
+
+    Remove the file if it is corrupt.
+    """
     with _try_lock(path) as acquired:
-        if acquired and read_owners(path) is None:
+        owners = read_owners(path) if acquired else {}
+        if owners is None:
             path.unlink()
-
-
-def remove_ended_processes(path: Path) -> None:
-    """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
-    with _try_lock(path) as acquired:
-        if not acquired or not (owners := read_owners(path)):
+        if not owners:
             return
         ended = {
             pid for pid, command in owners.items() if not is_alive(pid) or _is_reused(pid, command, path)
