@@ -11,7 +11,16 @@ from stages.contracts.errors import PluginError
 from stages.contracts.plugins import call_class, check_arguments, read_signature
 from stages.optim import burn_optimizers
 from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate
-from stages.optim.config import BUILT_IN, Adam, AdamW, Muon, OptimizerConfig, OptimizerUse, Sgd
+from stages.optim.config import (
+    BUILT_IN,
+    NOT_PER_GROUP,
+    Adam,
+    AdamW,
+    Muon,
+    OptimizerConfig,
+    OptimizerUse,
+    Sgd,
+)
 from stages.optim.fused_kernels import is_dense, is_skipped_by_sgd
 from stages.optim.torch_patches import without_dynamo
 
@@ -104,15 +113,14 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
     if isinstance(config, OptimizerUse):
         rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
         return rate | config.arguments
-    options = config.model_dump(exclude={"kind", "clipping", "others"})
-    named: dict[str, Any] = {NAMES_IN_TORCH.get(name, name): value for name, value in options.items()}
+    named: dict[str, Any] = {
+        NAMES_IN_TORCH.get(name, name): value for name, value in config if name not in NOT_PER_GROUP
+    }
     betas = tuple(named.pop(name) for name in ("beta_1", "beta_2", "beta_3") if name in named)
     if betas:
         named["betas"] = betas
     if named.pop(CAUTIOUS, False):
         named[CAUTIOUS], named["weight_decay"] = named["weight_decay"], 0.0
-    if isinstance(config, Muon):
-        named["dampening"] = config.dampening
     if isinstance(config, Sgd):
         named["momentum"] = config.momentum or 0.0
         named["dampening"] = config.dampening if config.momentum else 0.0

@@ -251,6 +251,17 @@ def test_muon_applies_the_options_of_a_group_to_both_of_its_optimizers():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 1e-4, 0.0]
 
 
+def test_group_may_set_an_option_of_muon_back_to_its_default():
+    default = Muon().ns_coefficients
+    config = Muon(ns_coefficients=(2.0, -1.5, 0.5))
+    groups = (ParameterGroup(match="^3", ns_coefficients=default),)
+
+    optimizer = build_model_optimizer(GroupedOptimizer(config, groups), net())
+
+    muon = [group["ns_coefficients"] for group in optimizer.param_groups if "ns_steps" in group]
+    assert muon == [config.ns_coefficients, default]
+
+
 @pytest.mark.parametrize("optimizer", [Muon(), Adam()])
 def test_optimizer_of_a_model_with_a_spectral_norm_leaves_its_state_unchanged(optimizer):
     """Each access to the weight of such a layer is a step of its power iteration."""
