@@ -15,20 +15,25 @@ Per = Literal["batch", "update", "epoch"]
 SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(%|epochs?|steps?)")
 
 
-def _is_span(value: Any) -> bool:
+def _read(value: Any) -> tuple[Any, str]:
+    """Return the number of a span and its unit: ``%``, ``epoch`` or ``step``."""
     match = SPAN.fullmatch(value) if isinstance(value, str) else None
-    if match and not match[2].startswith("step"):
-        return 0 < float(match[1]) <= (100 if match[2] == "%" else MAX_STEPS)
-    number = float(match[1]) if match else value
-    return is_integral(number) and 1 <= int(number) <= MAX_STEPS
+    return (float(match[1]), match[2].rstrip("s")) if match else (value, "step")
+
+
+def _is_span(value: Any) -> bool:
+    number, unit = _read(value)
+    if unit == "step":
+        return is_integral(number) and 1 <= int(number) <= MAX_STEPS
+    return bool(0 < number <= (100 if unit == "%" else MAX_STEPS))
 
 
 def _normalize(value: Any) -> int | str:
     """Return the number of steps, or a text such as ``10 %`` or ``2 epochs``."""
-    match = SPAN.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2].startswith("step"):
-        return int(match[1] if match else value)
-    return f"{float(match[1]):g} {'%' if match[2] == '%' else 'epochs'}"
+    number, unit = _read(value)
+    if unit == "step":
+        return int(number)
+    return f"{number:g} {'%' if unit == '%' else 'epochs'}"
 
 
 Span = Annotated[

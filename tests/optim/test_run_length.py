@@ -120,6 +120,7 @@ def test_wrong_span_is_refused(value):
 
 def test_span_is_written_as_it_is_read():
     spans = {"10%": "10 %", "2.5 epochs": "2.5 epochs", "1 epoch": "1 epochs", "500 steps": 500, 3e2: 300}
+    spans["200.0 steps"] = 200
 
     adapter = TypeAdapter(Span)
 
