@@ -78,11 +78,6 @@ def build_from_parts(parts: Sequence[Part]) -> torch.optim.Optimizer:
     return built[0] if len(built) == 1 else JoinedOptimizer(built)
 
 
-def learning_rate_of(config: OptimizerConfig) -> float:
-    """Return the learning rate of *config*, by default that of its class. Raises `PluginError`."""
-    return default_rate(config) if isinstance(config, OptimizerUse) else config.learning_rate
-
-
 def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
     config = parts[0][0]
     parameters = [parameter for _, members in parts for parameter in members]
@@ -240,10 +235,10 @@ def check_class(config: OptimizerUse) -> None:
     if _find(config).__module__.startswith("torch.optim"):
         build_class(config, [torch.nn.Parameter(torch.zeros(2, 2))])
     else:
-        default_rate(config)
+        learning_rate_of(config)
 
 
-def default_rate(config: OptimizerUse) -> float:
+def learning_rate_of(config: OptimizerConfig) -> float:
     """Return the learning rate of *config*, by default that of its class.
 
     Raises `PluginError` if its class has none.
