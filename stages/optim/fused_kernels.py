@@ -70,16 +70,17 @@ class Lane:
 class AdamLane(Lane):
     """A lane of Adam or AdamW, updated by ``torch._fused_adam_`` or ``torch._fused_adamw_``."""
 
+    steps: Tensor
+    counts: Any
+    """The memory of `steps` on a CPU, in which counting takes a tenth of the time; None on other devices."""
+    lists: list[list[Tensor]]
+
     def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
         super().__init__(group, state, members)
         self.kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
         device = next(iter(members.values())).device
         self.rounded = device if device.type == "cuda" else None
         """The device whose kernel reads a rounded rate."""
-        self.steps = torch.empty(0)
-        self.counts: Any = None
-        """The memory of `steps` on a CPU, in which counting takes a tenth of the time."""
-        self.lists: list[list[Tensor]] = []
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
@@ -140,10 +141,9 @@ class SgdLane(Lane):
     PyTorch's own fused optimizer raises an error in that case.
     """
 
-    def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
-        super().__init__(group, state, members)
-        self.velocities: list[Tensor] = []
-        self._skip: Tensor | None = None
+    velocities: list[Tensor]
+    """Those of the last update."""
+    _skip: Tensor | None
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.SGD.step` does; return whether entries of the state were created."""
