@@ -1,7 +1,7 @@
 """The learning-rate finder of Smith (2017): the loss while the rate grows from batch to batch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -126,10 +126,10 @@ class FirstBatches:
         LoaderOptions.of(self.loader).set_epoch(epoch)
         return self.loader
 
-    def set_device(self, device: torch.device) -> None:
-        """Move all following batches to *device*."""
-        if (set_device := LoaderOptions.of(self.loader).set_device) is not None:
-            set_device(device)
+    @property
+    def set_device(self) -> Callable[[torch.device], None] | None:
+        """The method with which the loader moves its batches to a device; None if it has none."""
+        return LoaderOptions.of(self.loader).set_device
 
 
 class _Losses(NoRenderer):

@@ -7,6 +7,8 @@ import torch
 
 from stages.contracts.errors import BuilderError
 from stages.learner import LearnerBuilder, LearningRateCurve, find_learning_rate
+from stages.learner.batches import iterate_on_device
+from stages.learner.lr_finder import FirstBatches
 from stages.models import ClassificationStep
 from stages.optim import Sgd
 
@@ -72,6 +74,14 @@ def test_loss_that_only_grows_has_no_suggestion():
 def test_wrong_options_are_refused(options, message, tmp_path):
     with pytest.raises(BuilderError, match=message):
         measure(tmp_path, **options)
+
+
+def test_batches_of_a_loader_that_does_not_move_them_are_moved_to_the_device():
+    batches = FirstBatches([torch.ones(2)], steps=2)
+
+    moved = iterate_on_device(batches, torch.device("meta"))
+
+    assert [batch.device.type for batch in moved] == ["meta", "meta"]
 
 
 def test_builder_keeps_its_options(tmp_path):
