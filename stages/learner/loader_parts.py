@@ -1,14 +1,14 @@
 """The parts of a loader: datasets and samplers at any depth, which have an epoch or random generators.
 
 `Subset(ConcatDataset([mine]))` and a sampler that wraps another one have these in their attributes. The walk
-follows the attributes of loaders, datasets and samplers, and the first entries of lists and dicts in them. It
+follows the attributes of loaders, datasets and samplers, and the entries of short lists and dicts in them. It
 does not enter other objects, such as tensors, modules and tables.
 """
 
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,11 +80,11 @@ def find_parts(loader: Any) -> Iterator[Any]:
 
 
 def _attributes(part: Any) -> Iterator[Any]:
-    """Yield the attributes of *part*, and the first entries of those that are lists, tuples or dicts."""
+    """Yield the attributes of *part*, and the entries of those that are short lists, tuples or dicts."""
     for value in list(attributes_of(part).values()):
         yield value
         if isinstance(value, list | tuple | Mapping) and len(value) <= MAX_ENTRIES:
-            yield from islice(value.values() if isinstance(value, Mapping) else value, MAX_ENTRIES)
+            yield from value.values() if isinstance(value, Mapping) else value
 
 
 def _is_part(value: Any) -> bool:

@@ -56,14 +56,12 @@ class LearningRateCurve:
 
     def until_divergence(self) -> "LearningRateCurve":
         """Return the curve up to the first loss that is not finite or far above the minimum."""
-        lowest, end = math.inf, 0
-        for end, loss in enumerate(self.running_mean):  # noqa: B007  used after the loop
+        lowest = math.inf
+        for end, loss in enumerate(self.running_mean):
             lowest = min(lowest, loss)
             if not math.isfinite(loss) or loss > DIVERGENCE * lowest:
-                break
-        else:
-            end = len(self.losses)
-        return LearningRateCurve(self.rates[:end], self.losses[:end])
+                return LearningRateCurve(self.rates[:end], self.losses[:end])
+        return self
 
 
 def find_learning_rate(
