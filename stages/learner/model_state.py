@@ -248,8 +248,7 @@ class ModelState:
     def _restore_tensors(self, checkpoint: Checkpoint) -> None:
         """Restore the weights, the state of the optimizer, and the average."""
         trainer = checkpoint.trainer
-        load_into(self.model, checkpoint.model, layout="burn", source="its model")
-        self.model.load_state_dict({**self.model.state_dict(), **decode_state(trainer["model"])})
+        load_weights(self.model, checkpoint)
         with without_dynamo():
             restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
         if self.average is not None:
@@ -265,6 +264,15 @@ def _report_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> Non
             "the checkpoint replaces arguments of this run: %s. Start a new run to change them",
             "; ".join(replaced),
         )
+
+
+def load_weights(model: Any, checkpoint: Checkpoint) -> None:
+    """Load the weights in *checkpoint* into *model*, and what the record of a model lacks.
+
+    Raises `RecordError` or `RuntimeError` if they do not fit.
+    """
+    load_into(model, checkpoint.model, layout="burn", source="its model")
+    model.load_state_dict({**model.state_dict(), **decode_state(checkpoint.trainer["model"])})
 
 
 def use_average(checkpoint: Checkpoint) -> Checkpoint:

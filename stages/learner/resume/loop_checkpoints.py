@@ -7,6 +7,7 @@ from torch import nn
 
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
+from stages.learner.model_state import load_weights
 from stages.learner.resume.checkpointing import find_newest_checkpoint
 from stages.learner.resume.training_state import Stateful
 from stages.learner.run_state import history_of, history_tree
@@ -16,7 +17,6 @@ from stages.records import (
     Tree,
     decode_state,
     encode_state,
-    load_into,
     module_supplement,
     record_of,
 )
@@ -110,10 +110,7 @@ class LoopCheckpoints:
             return 0
         self._check_parts(checkpoint)
         try:
-            load_into(self._model, checkpoint.model, layout="burn", source="its model")
-            self._model.load_state_dict(
-                {**self._model.state_dict(), **decode_state(checkpoint.trainer["model"])}
-            )
+            load_weights(self._model, checkpoint)
             for name, part in self._parts.items():
                 part.load_state_dict(decode_state(checkpoint.optim[name]))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError) as error:
