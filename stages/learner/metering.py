@@ -526,9 +526,9 @@ class Observers:
     additional: Mapping[Split, Sequence[MetricLogger]]
     """Loggers of all metrics."""
     renderer: Renderer
-    group: RankGroup = ONE_RANK
+    group: RankGroup
     """The ranks whose values are added."""
-    burn: Version | None = None
+    burn: Version | None
     """The version of Burn whose lines the logs have."""
 
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:

@@ -22,7 +22,7 @@ from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.text import to_json
 from stages.devices.compilation import CompiledShapes
 from stages.devices.rng import derive_seed, seed_generators
-from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
+from stages.distributed import GradientExchange, RankGroup, RankWindow
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -103,7 +103,7 @@ class RunState:
         model: ModelState,
         options: LearnerOptions,
         device: torch.device,
-        group: RankGroup = ONE_RANK,
+        group: RankGroup,
     ) -> None:
         self.model = model
         self.group = group

@@ -282,7 +282,6 @@ def find_newest_checkpoint(
     candidates += [
         Candidate((epoch + 1, False, 0), f"epoch {epoch}", partial(epochs.restore, epoch))
         for epoch in epochs.list_saved()
-        if epoch <= last_epoch
     ]
     for candidate in sorted(candidates, key=attrgetter("sort_key"), reverse=True):
         if candidate.sort_key > (last_epoch + 1, False, 0):
