@@ -56,7 +56,7 @@ def iterate_shares(
 def _count_samples(batch: Any) -> int:
     """Return the length of the tensors in *batch*, and of other objects with ``to``."""
     kind = type(batch).__name__
-    lengths = sorted({len(tensor) for tensor in _find_tensors(batch) if _is_rows(tensor)})
+    lengths = sorted({len(tensor) for tensor in list_parts(batch, _is_tensor) if _is_rows(tensor)})
     if not lengths:
         raise BuilderError(
             f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "
@@ -71,17 +71,12 @@ def _count_samples(batch: Any) -> int:
     return lengths[0]
 
 
-def _find_tensors(batch: Any) -> list[Any]:
-    """Return the tensors in *batch*, and other objects with ``to``."""
-    return list_parts(batch, _is_tensor)
-
-
 def _take(batch: Any, part: slice, samples: int) -> Any:
     """Return the samples of *part*: of all tensors, arrays, lists and tuples whose length is *samples*."""
 
     def is_part(value: Any) -> bool:
         if isinstance(value, list | tuple):
-            return len(value) == samples and not is_named_tuple(value) and not _find_tensors(value)
+            return len(value) == samples and not is_named_tuple(value) and not list_parts(value, _is_tensor)
         return _is_tensor(value) or isinstance(value, np.ndarray)
 
     def cut(value: Any) -> Any:

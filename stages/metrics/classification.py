@@ -184,22 +184,19 @@ class ConfusionMatrix:
         return cls(classes, Chunks((((pairs, counts),),)), len(pairs))
 
     def merge(self) -> Self:
-        """Return the same matrix with distinct pairs in ascending order."""
-        pairs, counts = self._merge_blocks()
+        """Return the same matrix with distinct pairs in ascending order, in one block."""
+        pairs, counts = map(torch.cat, zip(*self.blocks, strict=True))
+        pairs, positions = torch.unique(pairs, return_inverse=True)
+        counts = torch.zeros_like(pairs).index_add_(0, positions, counts)
+        is_counted = pairs != NO_PAIR
+        pairs, counts = pairs[is_counted], counts[is_counted]
         return type(self)(self.classes, Chunks((((pairs, counts),),)), len(pairs), len(pairs))
 
     def cells(self) -> list[tuple[int, int, int]]:
         """Return the actual class, predicted class and count of each pair that occurs, in ascending order."""
-        pairs, counts = self._merge_blocks()
+        [(pairs, counts)] = self.merge().blocks
         columns = (pairs // STRIDE, pairs % STRIDE, counts)
         return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def _merge_blocks(self) -> tuple[Tensor, Tensor]:
-        """Return the distinct pairs in ascending order, and their counts."""
-        pairs, counts = map(torch.cat, zip(*self.blocks, strict=True))
-        pairs, positions = torch.unique(pairs, return_inverse=True)
-        counts = torch.zeros_like(pairs).index_add_(0, positions, counts)
-        return pairs[pairs != NO_PAIR], counts[pairs != NO_PAIR]
 
 
 def select_most_confused(cells: Sequence[tuple[Class, Class, int]]) -> list[tuple[Class, Class, int, int]]:
