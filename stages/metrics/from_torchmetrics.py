@@ -127,10 +127,11 @@ class TorchMetric:
     """How each state of two batches is joined."""
 
     def __post_init__(self) -> None:
-        load_extra("torchmetrics", "metrics", type(self).__name__)  # before anything else fails
+        # before anything else fails
+        torchmetrics = load_extra("torchmetrics", "metrics", type(self).__name__)
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
-        self.joins = _joins_of(self.metric)
+        self.joins = _joins_of(self.metric, torchmetrics)
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them
@@ -217,11 +218,9 @@ class Join(NamedTuple):
     """True for a mean, which is kept as the sum over samples until its value is read."""
 
 
-def _joins_of(metric: "Metric") -> dict[str, Join]:
+def _joins_of(metric: "Metric", torchmetrics: Any) -> dict[str, Join]:
     """Return how each state of *metric* is joined. Raises `BuilderError` if one cannot be joined."""
-    name = type(metric).__name__
-    kind = load_extra("torchmetrics", "metrics", TorchMetric.__name__).Metric
-    utilities = load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+    name, utilities = type(metric).__name__, torchmetrics.utilities
     of_tensors = {
         utilities.dim_zero_sum: Join(torch.add),
         utilities.dim_zero_mean: Join(torch.add, is_mean=True),
@@ -230,7 +229,7 @@ def _joins_of(metric: "Metric") -> dict[str, Join]:
     }
     of_lists = dict.fromkeys((utilities.dim_zero_cat, None), Join(add))
     reductions = vars(metric)["_reductions"]  # torchmetrics has no public name for this
-    if not reductions or any(isinstance(child, kind) for child in metric.children()):
+    if not reductions or any(isinstance(child, torchmetrics.Metric) for child in metric.children()):
         raise BuilderError(
             f"metric {name!r} has no states itself, so the batches of an epoch cannot be added: "
             "compute it after training"
