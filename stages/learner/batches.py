@@ -17,6 +17,7 @@ from stages.contracts.plugins import OptionalAttributes
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
 from stages.devices.rng import HostRandomState, get_rng_state
 from stages.distributed import RankGroup, Share, iterate_shares
+from stages.optim.torch_patches import check
 from stages.system.processes import block_signals
 
 STAGED_BATCHES = 3
@@ -166,15 +167,8 @@ def reset_share(loaders: Iterable[Any]) -> None:
 
 
 def check_workers(*loaders: Loader) -> None:
-    """Log a warning for *loaders* with persistent workers, which are restarted or make a resume inexact."""
-    if not any(LoaderOptions.of(loader).persistent_workers for loader in loaders):
-        return
-    if any(isinstance(loader, DataLoader) and not hasattr(loader, "_iterator") for loader in loaders):
-        log.warning(
-            "persistent workers cannot be restarted in this version of torch: if they draw random numbers, "
-            "a resumed run will not equal an uninterrupted one. Set persistent_workers=False"
-        )
-    else:
+    """Log a warning for *loaders* with persistent workers, which are restarted."""
+    if any(LoaderOptions.of(loader).persistent_workers for loader in loaders):
         log.warning(
             "the workers of a DataLoader with persistent_workers=True are restarted for each epoch, so that "
             "a resumed run equals an uninterrupted one. Set persistent_workers=False to avoid this warning"
@@ -191,6 +185,7 @@ class TorchBatches:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         if loader.persistent_workers:
+            check()
             loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public API for it
         self._loader = loader
         with block_signals(SIGINT):  # so that Ctrl-C does not end the workers, each with a traceback
