@@ -133,10 +133,10 @@ class Guard:
         for name, tensor in [("loss", loss), *zip(self.names, gradients, strict=bool(gradients))]:
             if tensor is None:
                 continue
-            dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-            if dense.isnan().any():
+            values = _values(tensor.detach())
+            if values.isnan().any():
                 yield name, "NaN"
-            elif not dense.isfinite().all():
+            elif not values.isfinite().all():
                 yield name, "infinity"
 
 

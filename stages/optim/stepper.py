@@ -267,17 +267,9 @@ def _match_layouts(state: Any) -> None:
     """
     for parameter, entries in state.items():
         for key, value in entries.items() if isinstance(parameter, Tensor) else ():
-            if _has_other_layout(value, parameter):
-                entries[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _has_other_layout(value: Any, parameter: Tensor) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.layout == parameter.layout == torch.strided
-        and value.shape == parameter.shape
-        and value.stride() != parameter.stride()
-    )
+            has_its_shape = isinstance(value, Tensor) and value.shape == parameter.shape
+            if has_its_shape and value.layout == parameter.layout == torch.strided:
+                entries[key] = match_strides(value, parameter)
 
 
 def _hooks_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
