@@ -566,10 +566,11 @@ class Observers:
 
     def log_positions(self) -> dict[str, Any]:
         """Return the position of each log; everything before it is on disk."""
-        resumable = {
-            name: logger for name, logger in self._loggers().items() if isinstance(logger, Resumable)
+        return {
+            name: logger.position()
+            for name, logger in self._loggers().items()
+            if isinstance(logger, Resumable)
         }
-        return {name: logger.position() for name, logger in resumable.items()}
 
     def verify_logs(self, positions: Mapping[str, Any]) -> None:
         """Raise `CheckpointError` if the logs do not have the content they had at *positions*."""

@@ -75,8 +75,9 @@ class Streams:
 
     def restore(self, loaders: Mapping[Split, Loader]) -> None:
         """Use *loaders*, and move them to the position of the checkpoint that the run resumes from."""
-        streams = {split: find_stream(loader) for split, loader in loaders.items()}
-        self._streams = {split: stream for split, stream in streams.items() if stream is not None}
+        self._streams = {
+            split: stream for split, loader in loaders.items() if (stream := find_stream(loader)) is not None
+        }
         for split, stream in self._streams.items():
             if split.value in self._saved:
                 stream.load_state_dict(decode_state(self._saved[split.value]))
