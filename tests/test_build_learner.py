@@ -167,6 +167,39 @@ def test_warm_start_resumes_a_scheduler_of_torch(train, schedule):
         assert resumed.files(name) == uninterrupted.files(name)
 
 
+def schedule_biases(per):
+    """Return params in which the biases have a schedule of their own."""
+    schedule = {"kind": "exponential", "gamma": 0.9, "per": per}
+    return {"parameter_groups": [{"match": "bias", "learning_rate": 0.01, "schedule": schedule}]}
+
+
+@pytest.mark.parametrize("per", ["batch", "epoch"])
+def test_warm_start_resumes_the_schedule_of_a_group(train, per):
+    uninterrupted = train(3, learner=schedule_biases(per))
+
+    first = train(2, learner=schedule_biases(per))
+    resumed = train(3, first.folder, learner=schedule_biases(per) | start_from(2, first.folder))
+
+    for part in ("model", "optim", "scheduler"):
+        name = f"checkpoint/{part}-3.mpk.gz"
+        assert resumed.files(name) == uninterrupted.files(name)
+
+
+def test_schedule_of_a_group_starts_from_the_beginning_with_the_weights_of_a_run(three_epochs, train):
+    file = three_epochs.folder / "checkpoint/model-3.mpk.gz"
+    starts = {
+        three_epochs.folder: start_from(3, three_epochs.folder, weights_only=True),
+        file: start_from(None, file),
+    }
+
+    runs = [train(4, origin, learner=schedule_biases("batch") | start) for origin, start in starts.items()]
+
+    assert [run.checkpoint(4).trainer["scheduler"]["groups"] for run in runs] == [
+        [{"iteration": 3}],
+        [{"iteration": 12}],
+    ]
+
+
 def test_warm_start_continues_the_average_of_the_weights(train):
     averaging = {"kind": "ema", "decay": 0.9}
     uninterrupted = train(3, averaging=averaging)

@@ -167,6 +167,11 @@ class Scheduler:
         if self.per == "epoch":
             self.iteration += 1
 
+    def count_epochs(self, epochs: int) -> None:
+        """Set the iteration to the number of finished *epochs*, if an iteration is an epoch."""
+        if self.per == "epoch":
+            self.iteration = epochs
+
     def __str__(self) -> str:
         """Return the kind of the schedule and the unit of an iteration."""
         kind = self._rule.name if self._rule else type(self.schedule).__name__
@@ -246,6 +251,12 @@ class GroupScheduler(Scheduler):
         super().end_epoch(metric)
         for scheduler in self.own:
             scheduler.end_epoch(metric)
+
+    def count_epochs(self, epochs: int) -> None:
+        """Set the iteration of each scheduler to the number of *epochs*, if that is its unit."""
+        super().count_epochs(epochs)
+        for scheduler in self.own:
+            scheduler.count_epochs(epochs)
 
     def burn_state(self) -> Any:
         """Return the state that Burn 0.22 would save; 0.21 has no schedules of groups."""

@@ -23,6 +23,7 @@ from stages.optim import (
     Window,
     as_scheduler,
     build_model_optimizer,
+    schedule_groups,
 )
 from stages.records import (
     DefaultRecorder,
@@ -158,9 +159,8 @@ class Origin:
                     f"the state for it. Turn it off. {WEIGHTS_ONLY}"
                 )
             group.update(before)
-        scheduler = start[2]
-        if isinstance(scheduler, Scheduler) and scheduler.per == "epoch":
-            scheduler.iteration = state.epoch  # the other schedule may have counted batches
+        if isinstance(state.scheduler, Scheduler):
+            state.scheduler.count_epochs(state.epoch)  # the other schedule may have counted batches
         print_line(f"starting after {name}")
         return state.checkpoint(_select_entries(checkpoint))
 
@@ -303,7 +303,10 @@ def restore_optimizer(
 def _state(start: Start) -> ModelState:
     model, config, schedule = start
     optimizer = build_model_optimizer(config, model)
-    return ModelState(model, optimizer, as_scheduler(optimizer, schedule))
+    scheduler = as_scheduler(optimizer, schedule)
+    if isinstance(config, GroupedOptimizer):
+        scheduler = schedule_groups(config, model, optimizer, scheduler)
+    return ModelState(model, optimizer, scheduler)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
