@@ -203,15 +203,14 @@ class Loop:
         log.info("Executing training step for epoch %d", epoch)
         strategy, progress, window = self._strategy, self._progress, self._state.window
         schedule, stops_after = self._state.model.scheduler, self._hooks.follow(self._mid_epoch.stops_after)
-        meter, steps_per_update, rate = self._begin(Split.TRAIN, loader, epoch), False, 0.0
-        if isinstance(schedule, Scheduler) and schedule.steps_per_update:
-            steps_per_update, rate = True, schedule.latest
+        meter, rate, continue_window = self._begin(Split.TRAIN, loader, epoch), 0.0, schedule.step
+        if isinstance(schedule, Scheduler) and schedule.counts_updates:
+            continue_window = schedule.continue_window
         iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
             iteration += 1
-            if not (steps_per_update and window.batches):  # within a window the rate stays the same
-                rate = schedule.step()
+            rate = continue_window() if window.batches else schedule.step()
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
             if result.is_skipped:

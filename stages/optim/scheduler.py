@@ -120,6 +120,15 @@ class Scheduler:
         """The rate of the last step."""
         return self._rate(max(self.iteration - 1, 0))
 
+    @property
+    def counts_updates(self) -> bool:
+        """True if a batch that continues an accumulation window is not a step of its own."""
+        return self.steps_per_update
+
+    def continue_window(self) -> float:
+        """Return the rate of a batch that continues an accumulation window."""
+        return self.latest if self.steps_per_update else self.step()
+
     def step(self) -> float:
         """Return the rate of the current batch and advance to the next one.
 
@@ -238,13 +247,26 @@ class GroupScheduler(Scheduler):
         for scheduler in self.own:
             scheduler.set_length(length)
 
+    @property
+    def counts_updates(self) -> bool:
+        """True if any of the schedulers counts updates."""
+        return any(scheduler.steps_per_update for scheduler in (self, *self.own))
+
     def step(self) -> float:
         """Return the rate of the first group for the current batch, and set those of all groups."""
-        rates = {id(self): super().step()} | {id(scheduler): scheduler.step() for scheduler in self.own}
+        return self._set_rates(super().step(), [scheduler.step() for scheduler in self.own])
+
+    def continue_window(self) -> float:
+        """Do what `step` does in an accumulation window, in which some of the schedulers keep their rate."""
+        first = self.latest if self.steps_per_update else super().step()
+        return self._set_rates(first, [scheduler.continue_window() for scheduler in self.own])
+
+    def _set_rates(self, first: float, others: Sequence[float]) -> float:
+        rates = {id(self): first} | dict(zip(map(id, self.own), others, strict=True))
         parts = zip(self._optimizer.param_groups, self._sources, self._ratios, strict=True)
         for group, source, ratio in parts:
             group["lr"] = rates[id(source)] * ratio
-        return rates[id(self)]
+        return first
 
     def end_epoch(self, metric: float | None = None) -> None:
         """Advance each scheduler whose iteration is an epoch."""

@@ -7,7 +7,7 @@ from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError, ParamsError
-from stages.learner import LearnerSpec
+from stages.learner import Hook, LearnerSpec
 from stages.models import ClassificationStep
 from stages.optim import (
     AdaGrad,
@@ -23,6 +23,7 @@ from stages.optim import (
     RmsProp,
     Scheduler,
     Sgd,
+    Step,
     TorchScheduler,
     build_model_optimizer,
     check_groups,
@@ -51,6 +52,10 @@ GROUPS = (
 
 class Net(ClassificationStep, nn.Sequential):
     """Layers 0 to 4: a linear layer, a norm, ReLU, two linear layers."""
+
+
+UNITS = {"batch": range(8), "update": (0, 0, 0, 1, 2, 2, 2, 3), "epoch": (0, 0, 0, 0, 1, 1, 1, 1)}
+"""The iteration of a schedule at each batch, by its unit."""
 
 
 def net():
@@ -170,6 +175,47 @@ def test_group_with_a_schedule_has_its_rates_and_resumes(start, tiny, tmp_path):
     again = schedule_groups(SCHEDULED, fresh.model, fresh.optimizer, Scheduler(0.01, Cosine(num_iters=20)))
     load_burn_schedule(again, read_item(path))
     assert (again.iteration, again.own[0].iteration) == (12, 11)
+
+
+class Rates(Hook):
+    """The learning rates of both groups at each batch."""
+
+    def __init__(self):
+        self.rates = []
+
+    def after_step(self, context):
+        self.rates.append(tuple(group["lr"] for group in context.optimizer.param_groups))
+
+
+@pytest.mark.parametrize("base", UNITS)
+@pytest.mark.parametrize("own", UNITS)
+def test_schedule_of_a_group_counts_its_own_unit_in_accumulation_windows(start, tiny, base, own, tmp_path):
+    """Four batches an epoch with windows of three: batches 1, 4, 5 and 8 begin a window."""
+    group = ParameterGroup(match="^3", learning_rate=0.2, schedule=Step(step_size=1, gamma=0.5, per=own))
+    hook = Rates()
+
+    builder = start(tmp_path, epochs=2).grads_accumulation(3).hooks(hook)
+    scheduler = Scheduler(0.1, Step(step_size=1, gamma=0.5, per=base))
+    builder.build(net(), GroupedOptimizer(Sgd(learning_rate=0.1), (group,)), scheduler).fit(*tiny[1]())
+
+    steps = zip(UNITS[base], UNITS[own], strict=True)
+    assert hook.rates == [(0.1 * 0.5**of_base, 0.2 * 0.5**of_own) for of_base, of_own in steps]
+
+
+def test_group_whose_schedule_counts_updates_resumes_within_a_window(start, tiny, tmp_path):
+    group = ParameterGroup(match="^3", schedule=Linear(final=0.001, num_iters="100 %", per="update"))
+
+    def run_windows(directory, stop_after):
+        builder = start(directory, epochs=2).checkpoint("auto").grads_accumulation(3, leftover="carry")
+        builder.renderer(StopAfter(builder.interrupter(), stop_after))
+        optimizer = GroupedOptimizer(AdamW(learning_rate=0.01), (group,))
+        builder.build(net(), optimizer, Scheduler(0.01, Cosine(num_iters=20))).fit(*tiny[1]())
+
+    run_windows(tmp_path / "uninterrupted", 0)
+    for stop_after in (2, 5, 0):
+        run_windows(tmp_path / "resumed", stop_after)
+
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
 
 
 def test_group_with_a_schedule_needs_one_of_this_project(tmp_path):
