@@ -191,7 +191,9 @@ class ClassificationStep(LoggingStep):
                 f"cross entropy takes a logit per class, and the model returns one, {tuple(logits.shape)}. "
                 "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
-        weights: Any = self._class_weights.to(logits.dtype) if self._has_class_weights else None
+        weights: Any = self._class_weights if self._has_class_weights else None
+        if weights is not None and not torch.is_autocast_enabled(logits.device.type):
+            weights = weights.to(logits.dtype)  # autocast computes the loss in float32, with all their digits
         smoothing = self._label_smoothing
         if not self._has_zero_weights:
             return F.cross_entropy(logits, targets, weights, label_smoothing=smoothing)

@@ -58,6 +58,31 @@ def loaders():
     return builder.shuffle(1).build(split), builder.build(split)
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize("weights", [(1.0, 10.0, 0.3), (0.0, 10.1, 0.3)])
+def test_class_weights_keep_their_digits_in_half_precision(tmp_path, precision, dtype, weights):
+    """A loop of PyTorch with autocast has the same weights: its loss is in float32."""
+    torch.manual_seed(1)
+    batches = [(torch.randn(6, 6), torch.arange(6) % 3)] * 3
+    ours, theirs = ThreeLines(), ThreeLines()
+    theirs.load_state_dict(ours.state_dict())
+    ours.configure_loss(class_weights=weights)
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric()).devices(["cpu"]).renderer(NoRenderer())
+    builder.precision(precision).build(ours, torch.optim.SGD(ours.parameters(), 0.1), 0.1).fit(
+        batches, batches
+    )
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype):
+            loss = nn.functional.cross_entropy(theirs(inputs), targets, torch.tensor(weights))
+        loss.backward()
+        optimizer.step()
+
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-6, atol=1e-7)
+
+
 def train(directory, precision, model=None, stop_after=None, epochs=3, optimizer=None, batches_per_update=1):
     builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).precision(precision)
     builder.grads_accumulation(batches_per_update)
