@@ -8,6 +8,7 @@ early stopping. After any batch a checkpoint may be written; an interrupted run 
 
 import logging
 from contextlib import suppress
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
@@ -39,6 +40,7 @@ from stages.learner.checks import (
 from stages.learner.loader_parts import check_repeatable
 from stages.learner.metering import Meter
 from stages.learner.resume.mid_epoch import MidEpochCheckpointer
+from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.steps.cuda_graph import CudaGraphStep, build_captured_step
 from stages.learner.steps.rank_step import (
     RankStep,
@@ -139,10 +141,11 @@ class Loop:
 
     @torch.no_grad()
     def _check_validation(self, loader: Loader) -> None:
-        """Validate on the first batches of *loader*, and discard the values and changes of buffers."""
+        """Validate on the first batches of *loader*, and discard the values and changes of the model."""
         split = Split.VALID
         model = self._state.model.model.eval()
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        state = deepcopy(training_state(model))
         metrics = [
             (metric, ())
             for metric in self._observers.metrics[split]
@@ -156,6 +159,7 @@ class Loop:
         meter.finish()
         for buffer, before in buffers:
             buffer.copy_(before)
+        load_training_state(model, state)
 
     def _check_schedule(self, batches: int) -> None:
         """Have the schedule check or use the length of the run; 0 *batches* of an epoch are unknown."""

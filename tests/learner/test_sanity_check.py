@@ -36,8 +36,8 @@ class Counting(ClassificationStep, nn.Linear):
         return super().valid_step(batch)
 
 
-def fit(directory, batches, num_epochs=1):
-    model = Counting()
+def fit(directory, batches, num_epochs=1, model=None):
+    model = model or Counting()
     builder = LearnerBuilder(directory).metrics(LossMetric()).devices(["cpu"]).sanity_check(batches)
     builder.with_file_checkpointer(DefaultRecorder()).checkpoint("auto").num_epochs(num_epochs)
     builder.build(model, torch.optim.SGD(model.parameters(), 0.1)).fit(BATCHES, BATCHES)
@@ -60,6 +60,30 @@ def test_sanity_check_changes_no_file_of_the_run(train, tmp_path):
     train(tmp_path / "with", change=lambda builder: builder.sanity_check(2))
 
     assert files(tmp_path / "with") == files(tmp_path / "without")
+
+
+class Recording(Counting):
+    """A model whose checkpoints have the number of its batches, and a sum that changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def valid_step(self, batch):
+        self.total += batch[0].sum()
+        return super().valid_step(batch)
+
+    def training_state(self):
+        return {"seen": len(self.seen), "total": self.total}
+
+    def load_training_state(self, state):
+        self.seen, self.total = ["resumed"] * state["seen"], state["total"]
+
+
+def test_sanity_check_does_not_change_the_training_state_of_a_model(tmp_path):
+    unchecked, checked = (fit(tmp_path / f"{batches}", batches, model=Recording()) for batches in (0, 2))
+
+    assert checked.training_state() == unchecked.training_state() == {"seen": 6, "total": 84}
 
 
 def test_stream_that_is_checked_is_validated_from_its_beginning(tmp_path):
