@@ -132,7 +132,10 @@ def _build_sgd(groups: Any, *, dampening: float, fused: bool, **options: Any) ->
 
 
 def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of *parts*, and AdamW for all other parameters."""
+    """Return Muon for the matrices of *parts*, and AdamW for all other parameters.
+
+    Muon comes first also without a matrix, because the rates of AdamW are ratios to its rate.
+    """
     matrices: list[Part] = [
         (config, [tensor for tensor in members if tensor.ndim == 2]) for config, members in parts
     ]
@@ -143,10 +146,8 @@ def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
         )
         for config, members in parts
     ]
-    built: list[torch.optim.Optimizer] = []
-    if any(members for _, members in matrices):
-        config, of_matrices = matrices[0][0], _without_empty(matrices)
-        built.append(MuonOfBurn(_groups(of_matrices), **_options(config)))
+    of_matrices = _without_empty(matrices)
+    built: list[torch.optim.Optimizer] = [MuonOfBurn(_groups(of_matrices), **_options(matrices[0][0]))]
     if any(members for _, members in others):
         built.append(_build(_without_empty(others)))
     return built

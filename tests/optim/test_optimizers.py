@@ -295,6 +295,22 @@ def test_muon_resumes_from_its_state_bit_for_bit():
     assert all(torch.equal(left, right) for left, right in zip(unbroken, broken, strict=True))
 
 
+def test_adamw_of_muon_keeps_its_rate_in_a_model_without_matrices():
+    """A network of convolutions has no matrix, and the schedule of the run is that of Muon's rate."""
+    ours, theirs = (torch.nn.Parameter(torch.ones(2, 3, 3)) for _ in "ab")
+    config = Muon(learning_rate=0.02, others=AdamW(learning_rate=0.001))
+    stepper = Stepper([ours], build_optimizer(config, [ours]))
+    adamw = torch.optim.AdamW([theirs], lr=0.001, eps=1e-5, weight_decay=1e-4, fused=True)
+
+    for rate in (0.02, 0.01):
+        stepper.step([torch.ones(2, 3, 3)], rate)
+        adamw.param_groups[0]["lr"] = rate * (0.001 / 0.02)
+        theirs.grad = torch.ones(2, 3, 3)
+        adamw.step()
+
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("shapes", [[(2, 2)], [(2,)]])
 def test_muon_accepts_models_with_only_matrices_or_without_any(shapes):
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
