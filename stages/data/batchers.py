@@ -319,6 +319,7 @@ class PadBatcher:
     def batch(self, items: Sequence[Any]) -> PaddedBatch:
         """Return the batch of *items*: inputs (T,) or (T, F), and targets of any shape or (T,)."""
         targets: Tree = None
+        are_aligned = True
         if isinstance(items, Samples):
             stored, targets = items.inputs, items.targets
         else:
@@ -328,12 +329,15 @@ class PadBatcher:
                 raise _no_sequence("a dict")
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
             if answers:
-                targets = self._stack_targets([torch.as_tensor(answer) for answer in answers[0]])
+                rows = [torch.as_tensor(answer) for answer in answers[0]]
+                targets = self._stack_targets(rows)
+                pairs = zip(rows, inputs, strict=True)
+                are_aligned = all(row.shape[:1] == sample.shape[:1] for row, sample in pairs)
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
         mask = torch.arange(longest) < lengths[:, None]
         is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
-        if is_integer and targets.shape[1:2] == stored.shape[1:2]:  # a class for each element
+        if are_aligned and is_integer and targets.shape[1:2] == stored.shape[1:2]:  # a class for each element
             targets = targets[:, :longest].masked_fill(~mask, self.target_pad)
         dtype = torch.float32 if stored.is_floating_point() else torch.int64
         return PaddedBatch(stored[:, :longest].to(dtype), targets, lengths, mask)

@@ -151,6 +151,21 @@ def test_targets_of_another_length_are_padded_to_their_longest():
     assert batch.targets.tolist() == [[1, 2, -1, -1], [4, 5, 6, 7]]
 
 
+def test_targets_of_another_length_are_not_masked_if_the_longest_is_as_long_as_the_inputs():
+    """A translation whose longest sentences have five words in both languages, and labels of a text."""
+    sentences = [torch.tensor([1, 2, 3, 4, 5]), torch.tensor([6, 7])]
+    translations = [torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6, 7, 8])]
+    labels = [
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 0, 1])),
+        (torch.tensor([4]), torch.tensor([0, 1, 1])),
+    ]
+
+    translated = PadBatcher().batch([*zip(sentences, translations, strict=True)])
+
+    assert translated.targets.tolist() == [[1, 2, 3, -100, -100], [4, 5, 6, 7, 8]]
+    assert PadBatcher().batch(labels).targets.tolist() == [[1, 0, 1], [0, 1, 1]]
+
+
 def evaluate(loader, model, directory):
     metrics = [LossMetric(), AccuracyMetric(), PerplexityMetric()]
     evaluator = EvaluatorBuilder(directory).metrics(*metrics).device("cpu").build(model)
