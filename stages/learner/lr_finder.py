@@ -16,7 +16,7 @@ from stages.contracts.events import NoRenderer
 from stages.contracts.history import Split
 from stages.learner.batches import Loader, LoaderOptions
 from stages.learner.builder import LearnerBuilder
-from stages.metrics import LossMetric
+from stages.metrics import LearningRateMetric, LossMetric
 from stages.optim import NonFiniteError, Scheduler
 
 SMOOTHING = 0.9
@@ -76,9 +76,10 @@ def find_learning_rate(
     """Train *model* for *steps* batches while the rate grows from the first of *rates* to the second.
 
     *builder* has the options of the training, for example its devices, but neither metrics nor a
-    checkpointer, and is not changed. The model and the optimizer are changed: build new ones for a
-    training. The curve ends before the loss diverges. Raises `BuilderError` if *rates* do not grow, or
-    *steps* is below 10.
+    checkpointer, and is not changed. Its limit of batches and its version of Burn have no effect, and batches
+    that its rule for non-finite numbers skips are not in the curve. The model and the optimizer are changed:
+    build new ones for a training. The curve ends before the loss diverges. Raises `BuilderError` if *rates*
+    do not grow, or *steps* is below 10.
     """
     lowest, highest = rates
     if not 0 < lowest < highest:
@@ -86,15 +87,14 @@ def find_learning_rate(
     if steps < 10:
         raise BuilderError(f"steps must be at least 10; found {steps}")
     growth = (highest / lowest) ** (1 / (steps - 1))
-    losses = _Losses()
-    finder = copy(builder).metrics(LossMetric()).num_epochs(1).renderer(losses)  # each call replaces options
+    curve = _Curve()
+    finder = copy(builder).metrics(LossMetric()).metric_train(LearningRateMetric()).num_epochs(1)
+    finder.limit_batches().burn(None).renderer(curve)  # each call replaces options
     learner = finder.build(model, optimizer, Scheduler(lowest, _Growth(growth)))
     batches = FirstBatches(train, steps)
     with suppress(NonFiniteError):  # the last loss is then the end of the curve
         learner.fit(batches, [next(iter(batches))])
-    measured = tuple(losses.values)
-    curve = LearningRateCurve(tuple(lowest * growth**step for step in range(len(measured))), measured)
-    return curve.until_divergence()
+    return LearningRateCurve(tuple(curve.rates), tuple(curve.losses)).until_divergence()
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,17 @@ class FirstBatches:
         return LoaderOptions.of(self.loader).set_device
 
 
-class _Losses(NoRenderer):
-    """A renderer that collects the loss of each training batch."""
+class _Curve(NoRenderer):
+    """A renderer that collects the rate and the loss of each training batch."""
 
     def __init__(self) -> None:
-        self.values: list[float] = []
+        self.rates: list[float] = []
+        self.losses: list[float] = []
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  the protocol's
-        if split is Split.TRAIN:  # a batch without a counted target has the loss of the one before
-            self.values.append(self.values[-1] if math.isnan(value) and self.values else value)
+        if split is not Split.TRAIN:
+            return
+        if name == LearningRateMetric.name:
+            self.rates.append(value)
+        else:  # a batch without a counted target has the loss of the one before
+            self.losses.append(self.losses[-1] if math.isnan(value) and self.losses else value)

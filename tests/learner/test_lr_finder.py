@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from stages.contracts.errors import BuilderError
-from stages.learner import LearnerBuilder, LearningRateCurve, find_learning_rate
+from stages.learner import Hook, LearnerBuilder, LearningRateCurve, find_learning_rate
 from stages.learner.batches import iterate_on_device
 from stages.learner.lr_finder import FirstBatches
 from stages.models import ClassificationStep
-from stages.optim import Sgd
+from stages.optim import NonFinite, Sgd
 
 
 class Net(ClassificationStep, torch.nn.Linear):
@@ -93,6 +93,39 @@ def test_builder_keeps_its_options(tmp_path):
     learner.fit(batches, batches)
 
     assert learner.epoch == 3
+
+
+class Rates(Hook):
+    """The learning rate of the optimizer after each batch."""
+
+    def __init__(self):
+        self.rates = []
+
+    def after_step(self, context):
+        self.rates.append(context.optimizer.param_groups[0]["lr"])
+
+
+OPTIONS = {
+    "a limit of batches": lambda builder: builder.limit_batches(2, 1),
+    "skipped batches": lambda builder: builder.non_finite(NonFinite(kind="skip")),
+    "windows of Burn 0.22": lambda builder: builder.burn("0.22").grads_accumulation(2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_loss_has_the_rate_of_its_step(name, tmp_path):
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(20)]
+    if name == "skipped batches":
+        batches[4][0].fill_(math.nan)
+    hook = Rates()
+
+    builder = OPTIONS[name](LearnerBuilder(tmp_path).devices(["cpu"]).hooks(hook))
+    curve = find_learning_rate(builder, Net(4, 3), Sgd(), batches, rates=(1e-3, 1e-1), steps=20)
+
+    every = [1e-3 * 100 ** (step / 19) for step in range(20)]
+    measured = [rate for step, rate in enumerate(every) if step != 4 or name != "skipped batches"]
+    assert curve.rates == pytest.approx(measured)
+    assert hook.rates[-1] == pytest.approx(curve.rates[-1])
 
 
 def test_batch_that_counts_nothing_does_not_end_the_curve(tmp_path):
