@@ -11,6 +11,7 @@ from torch import nn
 from stages.build_learner import build_learner
 from stages.contracts.errors import CheckpointError
 from stages.fit import fit
+from stages.learner import Hook
 from stages.learner.run_state import history_of
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.models import ClassificationStep
@@ -237,6 +238,34 @@ def test_weights_only_permits_another_optimizer(three_epochs, train, dataset, tm
     assert initial.files("checkpoint/model-3.mpk.gz") == three_epochs.files("checkpoint/model-3.mpk.gz")
     assert initial.checkpoint(3).trainer["scheduler"] == {"iteration": 0}
     assert set(three_epochs.files("train", "valid")) < set(resumed.files("train", "valid"))
+
+
+class CountUpdates(Hook):
+    """A hook whose state is the number of its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def after_step(self, context):
+        self.calls += 1
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+
+
+def test_hooks_and_the_scale_of_the_loss_start_from_the_beginning_with_the_weights_only(train):
+    options = {"hooks": [f"{__name__}:CountUpdates"], "precision": "fp16"}
+    first = train(1, **options)
+
+    checkpoint = start_from(1, first.folder, weights_only=True)
+    resumed = train(2, first.folder, learner=checkpoint, **options)
+
+    before, after = first.checkpoint(1).trainer, resumed.checkpoint(2).trainer
+    assert after["hooks"] == before["hooks"] == {"0 CountUpdates": {"calls": 3}}
+    assert after["scaler"] == before["scaler"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ STATE_OPTIONS = ("amsgrad", "centered", "momentum")
 """Optimizer options that add state for each parameter."""
 NEW_ENTRIES = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files", "logs"}
 """Entries of a trainer record that are made from the new learner and not copied."""
+ENTRIES_WITH_WEIGHTS = {"history", "seed", "environment"}
+"""Entries of a trainer record that are copied with the weights alone."""
 MAX_LISTED_NAMES = 10
 SELECT_ADVICE = ", or prefix, rename, only, skip or strict: false in build_learner.checkpoint"
 REPORT_FILE = "weights.json"
@@ -174,10 +176,9 @@ class Origin:
         state, trainer = _load_weights(start, checkpoint, name), checkpoint.trainer
         state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
         state.epoch = int(trainer["epoch"])
-        entries = _select_entries(checkpoint)
-        entries.pop("average", None)
+        entries = {key: entry for key, entry in trainer.items() if key in ENTRIES_WITH_WEIGHTS}
         print_line(f"starting after {name} with its weights; optimizer and schedule start from the beginning")
-        return state.checkpoint({**entries, **empty_window()})
+        return state.checkpoint({**entries, **empty_window(), "identity": None})
 
     def read_record(
         self, start: Start, past: PastEpochs, options: WeightsOptions, *, restores_optimizer: bool
