@@ -189,7 +189,9 @@ class Loop:
             if not is_complete:
                 return False
             step = 0
-        if valid is not None and self._is_validated(epoch):
+        # a validation that was interrupted is completed, even if the run no longer validates after this epoch
+        is_validated = self._is_validated(epoch) or (position is not None and position.split is Split.VALID)
+        if valid is not None and is_validated:
             self._hooks.call("before_validation", step)
             with self._state.model.apply_average():
                 is_complete = self._validate(valid, epoch)

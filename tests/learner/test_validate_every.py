@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError
@@ -20,11 +21,12 @@ class Net(ClassificationStep, nn.Linear):
     """A classifier with one layer."""
 
 
-def fit(directory, num_epochs, every, *, scheduler=None, stopping=None, is_worse=False):
+def fit(directory, num_epochs, every, *, scheduler=None, stopping=None, is_worse=False, stop_after=0):
     torch.manual_seed(0)
     model = Net(4, 2)
     builder = LearnerBuilder(directory).metrics(LossMetric()).devices(["cpu"]).validate_every(every)
     builder.with_file_checkpointer(DefaultRecorder()).checkpoint("auto").num_epochs(num_epochs)
+    builder.renderer(StopAfter(builder.interrupter(), stop_after))
     if stopping:
         builder.early_stopping(stopping)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, maximize=is_worse)
@@ -59,6 +61,16 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, interrupted_after):
             assert (
                 tmp_path / "resumed" / path.relative_to(tmp_path / "whole")
             ).read_bytes() == path.read_bytes()
+
+
+def test_interrupted_validation_is_completed_if_its_epoch_is_no_longer_validated(tmp_path):
+    """The next epoch is trained."""
+    fit(tmp_path, 2, 1, stop_after=4)
+
+    learner = fit(tmp_path, 2, 2)
+
+    assert learner.resumed == "in epoch 1, after batch 1 of validation"
+    assert [*learner.history.series(Split.TRAIN, "Loss")] == valid_epochs(learner) == [1, 2]
 
 
 def test_early_stopping_waits_for_the_next_validation(tmp_path):
