@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import Progress, Renderers
 from stages.contracts.history import Split, Value
 from stages.devices.memory import retain_freed_memory
@@ -212,7 +212,7 @@ class Loop:
         meter, rate, continue_window = self._begin(Split.TRAIN, loader, epoch), 0.0, schedule.step
         if isinstance(schedule, Scheduler) and schedule.counts_updates:
             continue_window = schedule.continue_window
-        iteration = progress.batch
+        first = iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
             iteration += 1
@@ -228,8 +228,9 @@ class Loop:
                 strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
             if stops_after(iteration, progress, meter):
                 return False
+        self._check_pass(first, iteration)
         self._end_training(rate, epoch=epoch, iteration=iteration)
-        self._end(meter, iteration)
+        self._end(meter)
         return True
 
     def _end_training(self, rate: float, *, epoch: int, iteration: int) -> None:
@@ -247,7 +248,7 @@ class Loop:
         log.info("Executing validation step for epoch %d", epoch)
         self._state.model.model.eval()
         meter = self._begin(Split.VALID, loader, epoch)
-        iteration = self._progress.batch
+        first = iteration = self._progress.batch
         batches = self._open(loader, meter)
         for batch in batches:
             result = self._strategy.validate(self._run_valid_step, batch)
@@ -256,7 +257,8 @@ class Loop:
             self._measure(meter, result, iteration=iteration)
             if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
-        self._end(meter, iteration)
+        self._check_pass(first, iteration)
+        self._end(meter)
         return True
 
     def _run_valid_step(self, batch: Any) -> Any:
@@ -315,7 +317,7 @@ class Loop:
         defers = isinstance(self._strategy, CudaGraphStep) and split is Split.TRAIN
         batches: Any = self._mid_epoch.open(loader, self._progress.epoch, split, defers=defers)
         if (limit := self._options.limit_batches.get(split)) is not None:
-            batches = islice(batches, limit - (position.iteration if position else 0))
+            batches = islice(batches, max(0, limit - (position.iteration if position else 0)))
         self._state.position = None
         return meter.watch(batches)
 
@@ -333,10 +335,19 @@ class Loop:
         progress.items += result.samples
         self._observers.renderer.step(progress)
 
-    def _end(self, meter: Meter, iteration: int) -> None:
-        """Add the values of the pass, which ended after *iteration* batches, to the history."""
+    def _check_pass(self, first: int, iteration: int) -> None:
+        """Raise `BuilderError`, or `CheckpointError` in a resumed pass, if it had no batch after *first*."""
         if not iteration:
             raise no_batches()
+        if iteration == first:
+            raise CheckpointError(
+                f"cannot resume in epoch {self._progress.epoch}, after batch {first} of "
+                f"{self._progress.split}: there is no batch after it. Use the loader and the limit of "
+                "batches of the checkpoint until the epoch has ended"
+            )
+
+    def _end(self, meter: Meter) -> None:
+        """Add the values of the pass to the history."""
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
         self._progress.telemetry[self._progress.split] = meter.telemetry

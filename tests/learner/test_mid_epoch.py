@@ -116,6 +116,18 @@ def test_position_in_an_epoch_of_other_batches_is_refused(stop_after, tmp_path):
         run(tmp_path, batch_size=4)
 
 
+@pytest.mark.parametrize(("stop_after", "limit"), [(3, (2,)), (3, (3,)), (6, (None, 1))])
+def test_position_behind_the_limit_of_batches_is_refused(stop_after, limit, uninterrupted, tmp_path):
+    """The pass would have no value. With the previous limit the run resumes."""
+    run(tmp_path, stop_after)
+
+    with pytest.raises(CheckpointError, match="there is no batch after it. Use the loader and the limit"):
+        run(tmp_path, change=lambda builder: builder.limit_batches(*limit))
+
+    run(tmp_path)
+    assert read_run_files(tmp_path) == uninterrupted
+
+
 def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_path):
     def change(builder):
         return builder.metrics(DataWaitMetric(), PeakMemoryMetric(), IterationSpeedMetric())
