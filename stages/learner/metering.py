@@ -1,5 +1,6 @@
 """Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
 
+import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +69,9 @@ Columns = Mapping[str, Sequence[MetricState]]
 """The values of batches by metric, in the order of the batches."""
 Measure = tuple[str, Callable[[Any], MetricState | None], list[Any]]
 """The name of a metric, its method or its collector, and the values, None for later ones."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -358,10 +362,26 @@ class Meter:
             self._step_log.counts.update(logged["samples"])
             sums = logged["sums"].items()
             self._sums = {name: load_state(total, NO_VALUE, name) for name, total in sums}
+        self._warn_of_new_metrics()
         for metric in self._pass_metrics:
             if metric.name in self._resumed:
                 self._earlier[metric.name] = load_state(
                     self._resumed.pop(metric.name), metric.read(), metric.name
+                )
+
+    def _warn_of_new_metrics(self) -> None:
+        """Log a warning for each metric that has no sum of the batches before the position."""
+        of_pass = {metric.name for metric in self._metrics if metric.covers_pass}
+        if not (self._group.is_main and self._resumed.keys() - of_pass):  # no batch was measured before
+            return
+        for name in [metric.name for metric in self._metrics if not metric.telemetry]:
+            if name not in self._resumed and name not in of_pass:
+                log.warning(
+                    "the checkpoint has no sum of the metric %r: its %s value of epoch %d covers only the "
+                    "batches that follow. Register it after the epoch to measure all of them",
+                    name,
+                    self._split,
+                    self._epoch,
                 )
 
     def _totals(self) -> dict[str, MetricState]:

@@ -138,6 +138,16 @@ def test_resumed_values_of_a_users_metric_equal_uninterrupted_values(metric, sto
     assert logs(tmp_path / "resumed") == logs(tmp_path / "uninterrupted") != {}
 
 
+def test_metric_that_the_checkpoint_lacks_is_reported(tmp_path, caplog):
+    """Its value of the epoch covers the remaining batches only; the next epoch has all of them."""
+    train(tmp_path, MaxErrorMetric(), stop_after=2)
+
+    train(tmp_path, ErrorsMetric(SavedErrors))
+
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith("the checkpoint has no sum of the metric 'Errors': its train value of epoch 1")
+
+
 @pytest.mark.parametrize("every", [{"steps": 100}, {"seconds": 3600.0}])
 def test_metric_that_cannot_be_saved_fails_in_the_first_batch(every, tmp_path):
     with pytest.raises(BuilderError) as caught:
