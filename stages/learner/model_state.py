@@ -224,8 +224,9 @@ class ModelState:
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
-        self.hooks.load_state_dict(trainer.get("hooks", {}), warns=self.epoch > 0)
-        if self.epoch:
+        is_resumed = self.epoch > 0 or trainer.get("place") is not None  # and not started by build-learner
+        self.hooks.load_state_dict(trainer.get("hooks", {}), warns=is_resumed)
+        if is_resumed:
             _report_replaced(arguments, self._read_arguments())
 
     def _read_arguments(self) -> dict[str, Any]:

@@ -216,9 +216,9 @@ class RunState:
         if self.precision.scaler is not None and "scaler" in trainer:
             self.precision.scaler.load_state_dict(trainer["scaler"])
         self.streams.load_state_dict(trainer.get("streams", {}))
-        self._restore_seed(trainer["seed"])
         if trainer.get("place") is not None:
             self.position = LoopPosition.from_tree(trainer["place"])
+        self._restore_seed(trainer["seed"])
         if self.position or self.epoch:
             self._note_resume(trainer.get("environment", {}))
 
@@ -238,7 +238,7 @@ class RunState:
         """Use *seed* unless the options have one."""
         if self._seed is None:
             self._seed = seed
-        elif seed != self._seed and self.epoch:
+        elif seed != self._seed and (self.epoch or self.position):
             log.warning(
                 "the seed is %d, but the checkpoint was made with %d: the run will not equal an "
                 "uninterrupted one. Set the previous seed to resume exactly",

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from stop_after import StopAfter
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, OneCycleLR, StepLR
 
@@ -11,7 +12,6 @@ from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep
 from stages.optim import Adam as AdamConfig
 from stages.records import NamedMpkGzFileRecorder
-from stages.renderers import NoRenderer
 
 BATCHES = [(torch.randn(4, 3), torch.arange(4) % 2)] * 2
 
@@ -20,9 +20,10 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
-def train(directory, optimizer, rate, epochs):
+def train(directory, optimizer, rate, epochs=1, stop_after=0, seed=1):
     torch.manual_seed(0)
-    builder = LearnerBuilder(directory).devices(["cpu"]).num_epochs(epochs).renderer(NoRenderer()).seed(1)
+    builder = LearnerBuilder(directory).devices(["cpu"]).num_epochs(epochs).seed(seed)
+    builder.renderer(StopAfter(builder.interrupter(), stop_after))
     model = Net(3, 2)
     learner = (
         builder.with_file_checkpointer(NamedMpkGzFileRecorder())
@@ -86,8 +87,11 @@ def test_resumed_run_prints_its_position(tmp_path, capsys):
         ),
     ],
 )
-def test_arguments_that_the_checkpoint_replaces_are_reported(before, after, ignored, tmp_path, caplog):
-    train(tmp_path, *before(), epochs=1)
+@pytest.mark.parametrize("stop_after", [0, 1], ids=["after an epoch", "in the first epoch"])
+def test_arguments_that_the_checkpoint_replaces_are_reported(
+    before, after, ignored, stop_after, tmp_path, caplog
+):
+    train(tmp_path, *before(), stop_after=stop_after)
 
     with caplog.at_level(logging.WARNING):
         train(tmp_path, *after(), epochs=2)
@@ -95,3 +99,12 @@ def test_arguments_that_the_checkpoint_replaces_are_reported(before, after, igno
     messages = [record.getMessage() for record in caplog.records]
     expected = f"the checkpoint replaces arguments of this run: {ignored}. Start a new run to change them"
     assert messages == ([expected] if ignored else [])
+
+
+@pytest.mark.parametrize("stop_after", [0, 1], ids=["after an epoch", "in the first epoch"])
+def test_other_seed_is_reported(stop_after, tmp_path, caplog):
+    train(tmp_path, AdamConfig(), 0.1, stop_after=stop_after)
+
+    train(tmp_path, AdamConfig(), 0.1, epochs=2, seed=2)
+
+    assert "the seed is 2, but the checkpoint was made with 1" in caplog.text
