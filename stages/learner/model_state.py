@@ -20,6 +20,7 @@ from stages.learner.checks import RuleOptions, find_valid_metrics, updates_itsel
 from stages.learner.hooks import Hooks
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
+from stages.optim.scheduler import OptimizerRate
 from stages.records import (
     decode_state,
     encode_state,
@@ -239,12 +240,18 @@ class ModelState:
         for number, group in enumerate(self.optimizer.param_groups):
             place = f" of group {number}" if number else ""
             options = {name: value for name, value in group.items() if name not in changing}
-            options["lr"] = group.get("initial_lr", group["lr"]) if self._drives_groups else None
+            options["lr"] = self._read_initial_rate(group)
             arguments |= {f"{name}{place}": value for name, value in options.items()}
         kind = type(scheduler)
         accepted = inspect.signature(kind).parameters.keys() - _PROGRESS if scheduler is not None else ()
         state = vars(scheduler) if accepted else {}
         return arguments | {f"{name} of {kind.__name__}": state[name] for name in accepted if name in state}
+
+    def _read_initial_rate(self, group: Mapping[str, Any]) -> Any:
+        """Return the rate of *group* that a checkpoint replaces; None if the schedule sets it."""
+        if isinstance(self.scheduler, OptimizerRate):
+            return group["lr"]
+        return group.get("initial_lr") if self._drives_groups else None
 
     def _restore_tensors(self, checkpoint: Checkpoint) -> None:
         """Restore the weights, the state of the optimizer, and the average."""

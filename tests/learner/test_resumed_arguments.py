@@ -11,8 +11,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, OneCycleLR, St
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep
 from stages.optim import Adam as AdamConfig
+from stages.optim import Exponential, GroupedOptimizer, ParameterGroup, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 
+FALLING = Exponential(gamma=0.5)
+SCHEDULED = GroupedOptimizer(AdamConfig(), (ParameterGroup(match="bias", schedule=FALLING),))
 BATCHES = [(torch.randn(4, 3), torch.arange(4) % 2)] * 2
 
 
@@ -68,6 +71,12 @@ def test_resumed_run_prints_its_position(tmp_path, capsys):
             lambda: (lambda model: Adam(model.parameters(), lr=0.1, eps=1e-6), 0.1),
             "eps is 1e-08, not 1e-06",
         ),
+        (
+            lambda: (lambda model: Adam(model.parameters(), lr=0.1), None),
+            lambda: (lambda model: Adam(model.parameters(), lr=0.2), None),
+            "lr is 0.1, not 0.2",
+        ),
+        (lambda: (SCHEDULED, Scheduler(0.1, FALLING)), lambda: (SCHEDULED, Scheduler(0.1, FALLING)), ""),
         (lambda: build_scheduled(0.0, 9), lambda: build_scheduled(0.0, 9), ""),
         (
             lambda: build_scheduled(0.0, 9),
