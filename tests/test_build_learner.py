@@ -137,13 +137,14 @@ def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three_epoc
     assert {key for key in old if str(old[key]) != str(new[key])} == {"identity"}
 
 
-def test_changed_options_apply_from_the_epoch_of_the_warm_start(three_epochs, train):
+def test_changed_options_apply_from_the_epoch_of_the_warm_start(three_epochs, train, caplog):
     changed = {"optimizer": {"kind": "adam", "learning_rate": 0.1, "weight_decay": 0.5}}
 
     resumed = train(
         4, three_epochs.folder, learner=start_from(3, three_epochs.folder) | changed, batch_size=256
     )
 
+    assert "replaces arguments" not in caplog.text
     (group,) = resumed.checkpoint(4).trainer["optim"]["param_groups"]
     assert group["weight_decay"] == 0.5
     assert resumed.checkpoint(4).trainer["scheduler"] == {"iteration": 3 * 3 + 6}

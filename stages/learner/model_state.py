@@ -210,9 +210,16 @@ class ModelState:
                 },
             )
 
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Do what `restore` does, and log a warning with the arguments of the run that it replaces."""
+        arguments = self._read_arguments()
+        self.restore(checkpoint)
+        if _is_of_run(checkpoint):
+            _report_replaced(arguments, self._read_arguments())
+
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
-        trainer, arguments = checkpoint.trainer, self._read_arguments()
+        """Restore the state in *checkpoint*. Raises `CheckpointError` if it does not fit."""
+        trainer = checkpoint.trainer
         try:
             with distributed.accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
                 self._restore_tensors(checkpoint)
@@ -225,10 +232,7 @@ class ModelState:
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
-        is_resumed = self.epoch > 0 or trainer.get("place") is not None  # and not started by build-learner
-        self.hooks.load_state_dict(trainer.get("hooks", {}), warns=is_resumed)
-        if is_resumed:
-            _report_replaced(arguments, self._read_arguments())
+        self.hooks.load_state_dict(trainer.get("hooks", {}), warns=_is_of_run(checkpoint))
 
     def _read_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer and of a PyTorch scheduler that a checkpoint replaces."""
@@ -261,6 +265,12 @@ class ModelState:
             restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
         if self.average is not None:
             self.average.load_state_dict(trainer.get("average"))
+
+
+def _is_of_run(checkpoint: Checkpoint) -> bool:
+    """Return whether *checkpoint* has trained weights, unlike the records that build-learner writes."""
+    trainer = checkpoint.trainer
+    return int(trainer["epoch"]) > 0 or trainer.get("place") is not None
 
 
 def _report_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

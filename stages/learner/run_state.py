@@ -209,7 +209,7 @@ class RunState:
         """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
         trainer = checkpoint.trainer
         self.is_restored = True
-        self.model.restore(checkpoint)
+        self.model.resume(checkpoint)
         self.history = history_of(checkpoint)
         self.window.load_state_dict(trainer["window"])
         self.guard.load_state_dict(trainer["guard"])
