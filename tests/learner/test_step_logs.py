@@ -340,6 +340,18 @@ def test_only_the_measured_evaluation_of_l_bfgs_logs(tmp_path):
     assert (tmp_path / "train/epoch-1/evaluation.log").read_text() == "1,16\n"
 
 
+def test_samples_are_those_of_the_first_batches_with_lbfgs(tmp_path):
+    """The further evaluations of a batch log nothing, so each of four batches has a text."""
+    learner = start(tmp_path, 1).renderer(NoRenderer()).build(build(), Lbfgs(max_iter=3), 0.1)
+    train, valid = loaders()
+    learner.fit(train, valid)
+
+    train.set_epoch(1)
+    targets = [f"{batch.targets.tolist()}\n" for batch in train]
+    texts = sorted((tmp_path / "train/epoch-1").rglob("targets-*.txt"))
+    assert [path.read_text() for path in texts] == targets[:4]
+
+
 def test_batch_that_is_skipped_logs_nothing(tmp_path):
     class Infinite(ClassificationStep, nn.Sequential):
         def loss(self, logits, targets):

@@ -143,8 +143,6 @@ class LbfgsStep(PlainStep):
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run the first evaluation of *batch*, which is measured, and keep the batch for the next ones."""
-        if (log_of_pass := current_log.get()) is not None:
-            log_of_pass.entries.clear()  # of the last evaluations of the previous batch
         self._batch = batch
         step = super().compute(batch)
         self._first: TrainOutput[Any] | None = step
@@ -167,10 +165,13 @@ class LbfgsStep(PlainStep):
                 raise _SkippedError
             return step
 
+        log_of_pass = current_log.set(None)  # the first evaluation has logged what belongs to the batch
         try:
             self._state.update_with_closure(evaluate, rate)
         except _SkippedError:
             self._buffers.restore(saved)
+        finally:
+            current_log.reset(log_of_pass)
 
 
 class Buffers:
