@@ -57,6 +57,13 @@ class StepLog:
             self.counts[name] = self.counts.get(name, 0) + 1
             self.entries.append(LoggedSample(name, self.counts[name], content))
 
+    def discard(self) -> None:
+        """Remove the entries, whose samples do not count."""
+        for entry in self.entries:
+            if isinstance(entry, LoggedSample):
+                self.counts[entry.name] -= 1
+        self.entries.clear()
+
 
 current_log: ContextVar[StepLog | None] = ContextVar("current_log", default=None)
 """The log of the pass in progress; None outside of a training and an evaluation."""

@@ -253,7 +253,7 @@ class Meter:
                 values.append(known[name] if name in known else measure(item))
             self._iterations.append(iteration)
         else:
-            self._entries.clear()
+            self._step_log.discard()
         self._batches += 1
         if self._batches >= MAX_PENDING_BATCHES:
             self._start_transfer()
@@ -266,7 +266,7 @@ class Meter:
         The sums that the pass resumes with get the types of the values of *item*: it may be the last batch.
         """
         self._iteration, self._rate = iteration, learning_rate
-        self._entries.clear()
+        self._step_log.discard()
         if not self._resumed or item is None:
             return
         for metric in self._metrics:
