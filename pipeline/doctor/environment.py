@@ -42,6 +42,8 @@ print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
+SETTINGS_FREE_FOLDER = Path("/")
+"""A folder in which no repository has put ``prefect.toml``, ``.env`` or ``pyproject.toml``."""
 RETRY = "Run `learner doctor` again with a greater --timeout"
 REMOTE_REMEDY = "`dvc push` and `dvc pull` need it. Check its address, your access, and the network"
 START_ENVIRONMENT = Path("/proc/self/environ")
@@ -53,10 +55,13 @@ SHARED_FOLDER = Path("/var/tmp/dvc")  # noqa: S108  that of DVC
 def check_patches(timeout_seconds: float) -> Iterator[Diagnostic]:
     """Check that the private names that this project replaces in DVC, Prefect and torch are as expected.
 
-    The names are looked up in another process, because that imports all three packages.
+    The names are looked up in another process, because that imports all three packages. It runs outside
+    of the project: Prefect takes settings from the current folder, which can name programs.
     """
     try:
-        done = run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
+        done = run_program(
+            PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds, folder=SETTINGS_FREE_FOLDER
+        )
     except subprocess.TimeoutExpired:
         message = f"replaced private names: not checked within {timeout_seconds:g} seconds"
         yield warning("patches", message, RETRY)

@@ -318,9 +318,9 @@ def find_plugin_mistakes(params: Params) -> list[str]:
 
 
 def run_program(
-    program: str, *arguments: str, timeout_seconds: float | None = None
+    program: str, *arguments: str, timeout_seconds: float | None = None, folder: Path = Path()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Python *program* in another process. Raises `subprocess.TimeoutExpired`."""
+    """Run the Python *program* in another process, in *folder*. Raises `subprocess.TimeoutExpired`."""
     return subprocess.run(  # noqa: S603  no shell
         program_command(program, *arguments),
         capture_output=True,
@@ -328,6 +328,7 @@ def run_program(
         errors="replace",
         timeout=timeout_seconds,
         check=False,
+        cwd=folder,
         stdin=subprocess.DEVNULL,  # a question for a password gets no answer
     )
 

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from command_line import walk_commands
 from dvc.repo import Repo
+from long_tests import long
+
+from pipeline.doctor import environment
+from pipeline.doctor.diagnostics import Level
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()
@@ -21,6 +25,7 @@ TESTS = {
     },
     "tests/security/test_security_page.py": {
         "`dvc.yaml` is code": "test_dvc_passes_the_cmd_of_a_stage_to_a_shell",
+        "`prefect.toml`, `.env` and": "test_prefect_runs_what_a_file_in_the_current_folder_names",
         "Records, logs": "test_no_module_unpickles",
         "`learner run`, `resume`": "test_page_lists_every_command_once",
         "`dvc pull`, `dvc exp pull` and": "test_dvc_checkout_writes_outside_of_the_project",
@@ -192,6 +197,39 @@ def test_dvc_passes_the_cmd_of_a_stage_to_a_shell(project):
         repo.reproduce()
 
     assert (project / "made").read_text() == "2\n"
+
+
+PREFECT_SETTINGS = {
+    "prefect.toml": "[logging]\nconfig_path = 'log.yml'\n",
+    "pyproject.toml": "[tool.prefect.logging]\nconfig_path = 'log.yml'\n",
+    ".env": "PREFECT_LOGGING_SETTINGS_PATH=log.yml\n",
+}
+"""Files of the current folder to settings of Prefect, whose log.yml runs a program."""
+
+
+def write_prefect_settings(name):
+    """Write the file *name* of `PREFECT_SETTINGS`, with which Prefect makes the file ``made``."""
+    Path(name).write_text(PREFECT_SETTINGS[name])
+    handler = "{'()': os.system, command: touch made}"
+    Path("log.yml").write_text(f"version: 1\nhandlers: {{run: {handler}}}\nroot: {{handlers: [run]}}\n")
+
+
+def test_prefect_runs_what_a_file_in_the_current_folder_names(project):
+    write_prefect_settings("prefect.toml")
+
+    subprocess.run([sys.executable, "-P", "-c", "from prefect import flow"], check=True, capture_output=True)
+
+    assert (project / "made").exists()
+
+
+@pytest.mark.parametrize("name", [long(name) if name != ".env" else name for name in PREFECT_SETTINGS])
+def test_doctor_runs_no_program_of_settings_of_prefect(project, name):
+    write_prefect_settings(name)
+
+    [found] = environment.check_patches(timeout_seconds=120)
+
+    assert found.level == Level.OK
+    assert not (project / "made").exists()
 
 
 def test_dvc_checkout_writes_outside_of_the_project(project):
