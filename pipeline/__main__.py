@@ -48,11 +48,12 @@ def main() -> None:
     del sys.path[0]
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
-    from pipeline.project.git import VARIABLES_OF_A_REPOSITORY
+    from pipeline.project.git import VARIABLES_OF_A_REPOSITORY, refuse_bare_repositories
     from pipeline.project.paths import use_private_site_cache
 
     for name in VARIABLES_OF_A_REPOSITORY:  # also for DVC, and for the processes that are started
         os.environ.pop(name, None)
+    refuse_bare_repositories(os.environ)
     use_private_site_cache()
     from pipeline.cli import main as run_command_line
 

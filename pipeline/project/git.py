@@ -6,6 +6,9 @@ folder: the variables with which a hook of git names another one are dropped.
 ``.runs`` and ``.dvc/tmp`` have locks, journals and run stores, which only runs of their user may write: a
 repository that tracks one of them could replace params.yaml, publish results of its own, or have a file of
 the user written through a link.
+
+A folder with the files of a bare repository is one for git, which runs the programs that its settings name.
+Any repository can deliver such a folder, so git and our commands refuse it.
 """
 
 import os
@@ -13,7 +16,7 @@ import re
 import stat
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +59,8 @@ VARIABLES_OF_A_REPOSITORY = (
 
 Git itself passes those, GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, on to its calls for a submodule.
 """
+REFUSE_BARE = ("safe.bareRepository", "explicit")
+"""The setting of git, since 2.38, with which it finds no bare repository by itself."""
 MAX_LISTED_FILES = 3
 EXPERIMENT_ARGUMENTS = ".dvc/tmp/repro.dat"
 """The file with its arguments that `dvc exp run` stages for less than a second."""
@@ -179,12 +184,36 @@ def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in VARIABLES_OF_A_REPOSITORY}
 
 
+def refuse_bare_repositories(environment: MutableMapping[str, str]) -> None:
+    """Add `REFUSE_BARE` to the settings of git in *environment*, as ``git -c`` does."""
+    name, value = REFUSE_BARE
+    count = environment.get("GIT_CONFIG_COUNT", "0")
+    if not count.isdecimal() or environment.get(f"GIT_CONFIG_KEY_{int(count) - 1}") == name:
+        return
+    environment |= {f"GIT_CONFIG_KEY_{count}": name, f"GIT_CONFIG_VALUE_{count}": value}
+    environment["GIT_CONFIG_COUNT"] = str(int(count) + 1)
+
+
+def check_no_bare_repository(folder: Path) -> None:
+    """Raise `StageError` if *folder*, or one between it and its repository, is a bare repository for git."""
+    for place in (folder.absolute(), *folder.absolute().parents):
+        if (place / ".git").exists():
+            return
+        has_objects = (place / "objects").is_dir() and (place / "refs").is_dir()
+        if os.path.lexists(place / "HEAD") and (has_objects or (place / "commondir").exists()):
+            raise StageError(
+                f"{place} has the files HEAD, objects and refs of a bare git repository, whose settings can "
+                "name programs that git runs. Find out who has added them, and remove them"
+            )
+
+
 def check_delivered_files(*, is_repair: bool = False) -> None:
     """Raise `StageError` if git tracks files of the state of this project, or another user has written them.
 
     Also raise it if git tracks a link in the folder of DVC, or a link to a device, which may have no end. A
     repair, `learner doctor`, accepts the arguments that a killed `dvc exp run` has staged.
     """
+    check_no_bare_repository(Path())
     runs, dvc = runs_root().absolute(), find_above(DVC_FOLDER).absolute()
     if os.path.lexists(runs):
         _check_owner(runs)

@@ -391,6 +391,15 @@ def deliver_fifos(world):
         os.mkfifo(path)
 
 
+def deliver_bare_repository(world):
+    """The files of a bare repository, with a setting that names a program which git runs."""
+    world.write("HEAD", "ref: refs/heads/main\n")
+    world.write("objects/pack/.keep", "")
+    world.write("refs/heads/.keep", "")
+    program = f"fsmonitor = echo git >> {world.marker}; false"
+    world.write("config", f"[core]\n    bare = false\n    worktree = .\n    {program}\n")
+
+
 def deliver_runs_link(world):
     """A link in place of the folder of the run stores."""
     world.link(".runs", world.canary("runs/note").parent)

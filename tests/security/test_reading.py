@@ -1,8 +1,18 @@
 """Commands that read a stranger's repository run nothing of it, and change no file that they do not name."""
 
+import shutil
+
 import pytest
 from forked_commands import run_in_pipe, run_in_terminal
-from hostile import TRACKED, UNTRACKED, World, deliver_modules, deliver_names, make_learner
+from hostile import (
+    TRACKED,
+    UNTRACKED,
+    World,
+    deliver_bare_repository,
+    deliver_modules,
+    deliver_names,
+    make_learner,
+)
 from long_tests import long
 from test_terminal_text import COLOR, find_controls
 
@@ -77,6 +87,23 @@ def test_reading_changes_nothing_whatever_others_left_in_the_project(world, name
     world.fill_cache()
 
     assert find_effects(world, READING) == []
+
+
+def test_bare_repository_in_a_project_is_refused(world):
+    """A project below the top-level folder of its repository, in which git finds this other one first."""
+    world.deliver()
+    world.clone = world.clone / "project"
+    shutil.copytree(world.origin, world.clone, ignore=shutil.ignore_patterns(".git"))
+    world.origin = world.clone
+    world.link("link", "params.yaml")
+    deliver_bare_repository(world)
+    world.git("-c", "safe.bareRepository=explicit", "add", "--all", folder=world.clone.parent)
+
+    for words in (("status",), ("versions",), ("init", "new"), ("doctor", "--timeout", "0.01")):
+        done = world.learner(*words)
+        assert (done.code, "bare" in done.err) == (1, True), done.text
+        assert "Traceback" not in done.text
+    assert not world.marker.exists()
 
 
 @pytest.mark.parametrize("version", ["2", "4"])

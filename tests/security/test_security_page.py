@@ -39,11 +39,12 @@ TESTS = {
         "`learner check` imports": "test_command_imports_nothing_of_the_current_folder",
     },
     "tests/security/test_reading.py": {
+        "Our commands refuse a project": "test_bare_repository_in_a_project_is_refused",
         "`learner status`": "test_reading_changes_nothing_whatever_the_repository_delivers",
     },
     "tests/security/test_transfers.py": {
         "`learner doctor --deep` reports": "test_names_outside_of_the_clone_are_reported",
-        "Our commands refuse": "test_settings_of_a_remote_in_a_file_of_the_repository_are_refused",
+        "Our commands refuse a c": "test_settings_of_a_remote_in_a_file_of_the_repository_are_refused",
     },
     "tests/security/test_terminal_text.py": {
         "No command prints characters": "test_names_do_not_control_a_terminal",

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.project.git import run_git, try_git
+from pipeline.project.git import refuse_bare_repositories, run_git, try_git
 from pipeline.project.revisions.names import commit_time, read_objects
 from stages.contracts.errors import StageError
 
@@ -69,3 +69,18 @@ def test_link_in_a_commit_is_the_file_that_it_leads_to(repository):
 
     assert (outside, broken) == (None, None)
     assert linked == base
+
+
+def test_settings_of_git_in_the_environment_stay():
+    environment = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
+
+    refuse_bare_repositories(environment)
+    refuse_bare_repositories(environment)
+
+    assert environment["GIT_CONFIG_COUNT"] == "2"
+    assert environment["GIT_CONFIG_KEY_0"] == "safe.directory"
+    assert environment["GIT_CONFIG_KEY_1"] == "safe.bareRepository"
