@@ -132,11 +132,18 @@ def test_odd_hash_in_a_lockfile_and_in_a_list_is_refused(world, md5):
     assert (done.code, "not a path with a hash" in done.err) == (1, True), done.text
 
 
-@pytest.mark.parametrize("option", ["configpath", "'CredentialPath'"])
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("configpath", "s3://bucket"),
+        ("'CredentialPath'", "s3://bucket"),
+        ("bearer_token_command", "webdavs://host"),
+    ],
+)
 @pytest.mark.parametrize("place", ["commit", "experiment"])
-def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, place, option, capfd):
+def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, place, option, url, capfd):
     """DVC's remote for S3 gives boto3 that file, and runs the program that it names as credential_process."""
-    remote = f"['remote \"s\"']\n    url = s3://bucket\n    {option} = settings\n"
+    remote = f"['remote \"s\"']\n    url = {url}\n    {option} = settings\n"
     world.write(".dvc/config", f"[core]\n    remote = s\n{remote}")
     if place == "experiment":
         world.commit_experiment("big")
@@ -148,4 +155,4 @@ def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, pla
     for command in commands[place]:
         done = transfer(world, *command.split())
         text = done.text + capfd.readouterr().err  # of DVC, in a process of its own
-        assert (done.code, "a file that can name a program" in text) == (1, True), text
+        assert (done.code, "program. If you trust it" in text) == (1, True), text

@@ -1,8 +1,9 @@
 """Checks, in DVC itself, of files that a stranger may have written, and of the content of its cache.
 
 DVC writes through a name in a list that leads out of its folder when it checks out, removes a file that an
-object names if its content has another hash, and does not return from a walk through such a list. Its remote
-for S3 runs the program that a file of settings names, and it expands all aliases in YAML.
+object names if its content has another hash, and does not return from a walk through such a list. Its remotes
+run programs: that for S3 the one that a file of settings names, and that for WebDAV a command for tokens. It
+expands all aliases in YAML.
 
 DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
 are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
@@ -39,8 +40,12 @@ from stages.system.patches import Patch, apply_patches
 SUPPORTED = "3.18.3"
 _OBJECT = re.compile(r"[0-9A-Za-z_-]+(\.dir)?(\.unpacked)?")
 """Names of objects, whose beginnings are names too. That of an object of ours is a hash (see `is_md5`)."""
-_SETTINGS_FILES = {"configpath", "credentialpath"}
-"""Options of a remote that name a file in which ``credential_process`` is a program that boto3 runs."""
+_PROGRAM_OPTIONS = {
+    "configpath": "a file that can name a program",
+    "credentialpath": "a file that can name a program",
+    "bearer_token_command": "a program",
+}
+"""Options of a remote that lead to programs, which boto3 and the remote for WebDAV run."""
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
@@ -96,9 +101,9 @@ def _check_yaml(original: Any, text: str, path: Any, typ: str = "safe") -> Any:
 def _check_config(original: Any, config: Any, level: str) -> Any:
     content = original(config, level)
     for name, options in content.get("remote", {}).items():
-        if level == "repo" and (named := _SETTINGS_FILES.intersection(options)):
+        if level == "repo" and (named := sorted(_PROGRAM_OPTIONS.keys() & options)):
             raise UnsafeFileError(
-                f".dvc/config sets {named.pop()} of the remote {name}, a file that can name a program. "
+                f".dvc/config sets {named[0]} of the remote {name}, {_PROGRAM_OPTIONS[named[0]]}. "
                 "If you trust it, move the setting to .dvc/config.local: `dvc remote modify --local`"
             )
     return content
@@ -142,7 +147,7 @@ CHECKS = (
     ),
     Patch(
         "dvc.config:Config._load_config",
-        "A file of settings for S3, which the committed .dvc/config may name, can name a program",
+        "The committed .dvc/config may name a program for WebDAV, or a file for S3 that names one",
         "(self, level)",
         "3.67.1",
         _check_config,
