@@ -1,14 +1,19 @@
-"""Plots of runs: the charts of ``learner plot``, and Vega-Lite specifications from the templates of DVC."""
+"""Plots of runs: the charts of ``learner plot``, and Vega-Lite specifications from the templates of DVC.
 
+The templates are those of the packages. One of the repository, in ``.dvc/plots``, would be a program: it may
+load data from any address, and compute without an end.
+"""
+
+import json
 import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dvc.repo import Repo
-from dvc_render.exceptions import DvcRenderError
 from dvc_render.vega import VegaRenderer
+from dvc_render.vega_templates import LinearTemplate, Template
 from rich.console import Console
 from rich.text import Text
 
@@ -38,7 +43,7 @@ LEGEND_MARK = "━━"
 Curves = Mapping[str, Mapping[str, Sequence[CurvePoint]]]
 """``split/metric`` to run to points."""
 CONFUSION = "confusion_counts"
-"""Name of the template for the confusion matrix, as in dvc.yaml."""
+"""Name of the template for the confusion matrix, as in dvc.yaml, of which ``learner init`` writes a copy."""
 PALETTE = (
     "#4269d0",
     "#ff725c",
@@ -135,7 +140,12 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
 def empty_curves_spec(splits: Collection[str], *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:
     """Return DVC's template ``linear`` without points: with them, it searches each for new runs, slowly."""
     spec = _fill_template(
-        "linear", {"rev": "", "split": "", x: 0, "value": 0}, x=x, y="value", title=title, y_label=title
+        LinearTemplate(),
+        {"rev": "", "split": "", x: 0, "value": 0},
+        x=x,
+        y="value",
+        title=title,
+        y_label=title,
     )
     spec["encoding"]["color"] = _scale("rev", "run", color_of)
     if len(splits) > 1:
@@ -147,22 +157,16 @@ def empty_curves_spec(splits: Collection[str], *, x: str, title: str, color_of: 
 
 
 def empty_confusion_spec() -> Spec:
-    """Return the template ``confusion_counts`` without points. Raises `StageError` if it is missing."""
-    return _fill_template(
-        CONFUSION, {"rev": "", "actual": "", "predicted": "", "count": 0}, x="predicted", y="actual", title=""
-    )
+    """Return the template ``confusion_counts`` without points."""
+    text = (files("pipeline.scaffold") / "template" / f"{CONFUSION}.json").read_text("utf-8")
+    point = {"rev": "", "actual": "", "predicted": "", "count": 0}
+    return _fill_template(Template(json.loads(text), CONFUSION), point, x="predicted", y="actual", title="")
 
 
-def _fill_template(template: str, point: dict[str, Any], **properties: str) -> Spec:
+def _fill_template(template: Template, point: dict[str, Any], **properties: str) -> Spec:
     """Return *template* for points with the keys of *point*, without data."""
-    folder = Path(Repo.find_root()) / ".dvc" / "plots"
-    try:
-        renderer = VegaRenderer([point], "", template=template, template_dir=str(folder), **properties)
-        spec: Spec = renderer.get_filled_template(strict=False)
-    except (DvcRenderError, OSError, ValueError) as error:
-        raise StageError(
-            f"the plot template {template!r} in {folder} cannot be used: {error}. Run `git checkout {folder}`"
-        ) from error
+    renderer = VegaRenderer([point], "", template=template, **properties)
+    spec: Spec = renderer.get_filled_template(strict=False)
     spec.pop("$schema", None)  # the URL of the version for which the template was written
     spec["data"] = {"values": []}
     return spec

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hostile import make_learner
 
+from pipeline.comparison.plots import empty_confusion_spec, empty_curves_spec
 from stages.contracts.errors import CheckpointError, DataError, StageError
 from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
 from stages.data.sources.array_files import read_idx, read_npz
@@ -113,6 +114,26 @@ def test_manifest_with_an_odd_name_counts_as_corrupt(tmp_path, name):
 
     assert read_finished(tmp_path) is None
     assert LogLedger(tmp_path).read(1) == {}
+
+
+def fill_templates():
+    return empty_confusion_spec(), empty_curves_spec(["train"], x="epoch", title="Loss", color_of={})
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "linear.json", ".dvc/plots/linear.json", ".dvc/plots/confusion_counts.json"]
+)
+def test_template_of_a_repository_loads_no_data(name, tmp_path, monkeypatch):
+    """`learner plot --svg` would fetch the data, also from an address that only this machine can reach."""
+    expected = fill_templates()
+    layer = {"data": {"url": "http://127.0.0.1/private"}, "mark": "text", "transform": [{}]}
+    (tmp_path / ".dvc/plots").mkdir(parents=True)
+    (tmp_path / name).write_text(
+        json.dumps({"data": {"values": "<DVC_METRIC_DATA>"}, "layer": [layer], "encoding": {}})
+    )
+    monkeypatch.chdir(tmp_path)
+
+    assert fill_templates() == expected
 
 
 # one function makes temporary files, one opens locks, and one reads files of unknown origin
