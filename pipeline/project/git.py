@@ -190,7 +190,7 @@ def refuse_bare_repositories(environment: MutableMapping[str, str]) -> None:
     count = environment.get("GIT_CONFIG_COUNT", "0")
     if not count.isdecimal() or environment.get(f"GIT_CONFIG_KEY_{int(count) - 1}") == name:
         return
-    environment |= {f"GIT_CONFIG_KEY_{count}": name, f"GIT_CONFIG_VALUE_{count}": value}
+    environment.update({f"GIT_CONFIG_KEY_{count}": name, f"GIT_CONFIG_VALUE_{count}": value})
     environment["GIT_CONFIG_COUNT"] = str(int(count) + 1)
 
 

@@ -25,7 +25,7 @@ from pathspec import GitIgnoreSpec
 
 from pipeline.project.paths import runs_root
 from pipeline.project.reads import record_reads
-from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
+from pipeline.project.yaml_files import read_definition, read_mapping, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
 from stages.runs.layout import FOLDERS
@@ -78,12 +78,19 @@ def resolve_stages(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that ``${…}`` can name in a dvc.yaml with *content*: params.yaml and ``vars``."""
+    """Return the values that ``${…}`` can name in a dvc.yaml with *content*: params.yaml and ``vars``.
+
+    Raises `ParamsError` if a part of ``vars`` is neither a mapping nor the name of a file with one.
+    """
     values: dict[str, Any] = {}
     with suppress(ParamsError):
-        values |= read_yaml(Path("params.yaml"))
-    for part in content.get("vars", []):
-        values |= read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
+        values |= read_mapping(Path("params.yaml"))
+    for part in content.get("vars") or []:
+        if not isinstance(part, str | dict):
+            raise ParamsError(
+                f"dvc.yaml: vars has {str(part)[:60]!r}. Write the name of a file, or a mapping"
+            )
+        values |= read_mapping(Path(part.partition(":")[0])) if isinstance(part, str) else part
     return values
 
 

@@ -428,6 +428,24 @@ def deliver_bomb(name):
     return deliver
 
 
+def deliver_matrix(world):
+    """A stage for each of ten billion combinations of values."""
+    values = "".join(f"      k{number}: {list(range(10))}\n" for number in range(10))
+    text = (world.origin / "dvc.yaml").read_text().rstrip()
+    world.write("dvc.yaml", f"{text}\n  many:\n    cmd: 'true'\n    matrix:\n{values}")
+
+
+def deliver_variables(path):
+    """Return a function that delivers a dvc.yaml whose variables are those in the file *path*."""
+
+    def deliver(world):
+        text = (world.origin / "dvc.yaml").read_text()
+        assert "vars:\n" in text
+        world.write("dvc.yaml", text.replace("vars:\n", f"vars:\n  - {path}\n", 1))
+
+    return deliver
+
+
 def deliver_device(name, device="/dev/zero"):
     """Return a function that delivers a link to a file without an end in place of the file *name*."""
     return lambda world: world.link(name, device)
@@ -516,6 +534,9 @@ TRACKED = {
     "bomb in params": deliver_bomb("params.yaml"),
     "bomb in dvc.yaml": deliver_bomb("dvc.yaml"),
     "bomb in dvc.lock": deliver_bomb("dvc.lock"),
+    "matrix": deliver_matrix,
+    "device as variables": deliver_variables("/dev/zero"),
+    "list as variables": deliver_variables("../canaries/canary"),
     "device as params": deliver_device("params.yaml"),
     "device as dvc.yaml": deliver_device("dvc.yaml"),
     "device as dvc.lock": deliver_device("dvc.lock"),

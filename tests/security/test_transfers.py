@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from dvc.ignore import DvcIgnorePatterns
+from dvc.parsing import DataResolver
+from dvc.repo import Repo
 from hostile import (
     ODD_HASHES,
     ODD_PATHS,
@@ -16,6 +19,7 @@ from hostile import (
 )
 from test_reading import EXIT_CODES
 
+from pipeline.project.revisions.dvc_checks import MAX_MATRIX_STAGES, UnsafeFileError, apply_checks
 from pipeline.project.revisions.revision import Revision
 from stages.contracts.errors import StageError
 from stages.system.files import is_md5, is_name_below
@@ -156,3 +160,29 @@ def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, pla
         done = transfer(world, *command.split())
         text = done.text + capfd.readouterr().err  # of DVC, in a process of its own
         assert (done.code, "program. If you trust it" in text) == (1, True), text
+
+
+@pytest.mark.parametrize("pattern", ["*a*a*a*a*b", "x/*a*a*a*a*b/", "a/**/b/**/c/**/d/**/e", "!*.*.*.*.*"])
+def test_pattern_that_takes_hours_to_match_is_refused(pattern):
+    """DVC matches it with a regular expression, which not even a signal interrupts."""
+    apply_checks()
+
+    with pytest.raises(UnsafeFileError, match="may take hours"):
+        DvcIgnorePatterns([pattern], "/x", "/")
+
+
+@pytest.mark.parametrize("pattern", ["*.pyc", "**/a/**/*.b*", "a/*/b/*/c/*/d/*/*.tmp", "/x/**", "*_*_*.txt"])
+def test_ordinary_pattern_is_accepted(pattern):
+    apply_checks()
+
+    assert DvcIgnorePatterns([pattern], "/x", "/").pattern_list == [(pattern, "")]
+
+
+def test_all_matrices_of_a_file_count_together(world):
+    apply_checks()
+    half = {"cmd": "true", "matrix": {"a": [*range(MAX_MATRIX_STAGES // 200)], "b": [*range(101)]}}
+
+    with Repo(str(world.origin)) as repo:
+        assert len([*DataResolver(repo, ".", {"stages": {"one": half}}).get_keys()]) == 101 * 50
+        with pytest.raises(UnsafeFileError, match="all matrices may make"):
+            [*DataResolver(repo, ".", {"stages": {"one": half, "two": half}}).get_keys()]

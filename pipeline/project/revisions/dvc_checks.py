@@ -3,7 +3,7 @@
 DVC writes through a name in a list that leads out of its folder when it checks out, removes a file that an
 object names if its content has another hash, and does not return from a walk through such a list. Its remotes
 run programs: that for S3 the one that a file of settings names, and that for WebDAV a command for tokens. It
-expands all aliases in YAML.
+expands all aliases in YAML and all matrices of stages, reads devices, and matches any pattern of .dvcignore.
 
 DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
 are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
@@ -11,9 +11,10 @@ a damaged file as an output. The functions here read the content. `pipeline.engi
 call them in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
+from dvc.fs import localfs
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
@@ -31,7 +33,7 @@ from ruamel.yaml.error import YAMLError
 from voluptuous import Invalid
 
 from pipeline.project.lockfile import LOCKFILE
-from pipeline.project.yaml_files import check_aliases, load_yaml
+from pipeline.project.yaml_files import MAX_YAML_BYTES, check_aliases, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_error
 from stages.system.files import check_file_names, is_below, is_md5, md5, parse_file_list, read_regular
@@ -46,6 +48,11 @@ _PROGRAM_OPTIONS = {
     "bearer_token_command": "a program",
 }
 """Options of a remote that lead to programs, which boto3 and the remote for WebDAV run."""
+MAX_MATRIX_STAGES = 10_000
+"""Most stages of all matrices of a dvc.yaml."""
+MAX_WILDCARDS = 3
+"""Most ``*`` between two slashes of a pattern, and most ``**``; with each, a name takes ten times as long."""
+_WILDCARD = re.compile(r"\*+")
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
@@ -109,6 +116,45 @@ def _check_config(original: Any, config: Any, level: str) -> Any:
     return content
 
 
+def _check_file(original: Any, path: Any, parser: Any, fs: Any = None, **options: Any) -> Any:
+    about: dict[str, Any] = {}
+    with suppress(FileNotFoundError):  # the original raises it too
+        about = (fs or localfs).info(os.fspath(path))
+    if about.get("type", "file") != "file" or (about.get("size") or 0) > MAX_YAML_BYTES:
+        raise UnsafeFileError(
+            f"{path} is not a regular file of at most {MAX_YAML_BYTES:,} bytes, so DVC does not read it"
+        )
+    return original(path, parser, fs=fs, **options)
+
+
+def _check_matrix(original: Any, matrix: Any) -> Any:
+    """Count the stages of all matrices of a file before DVC creates one of them."""
+    values = original(matrix)
+    count = math.prod(len(value) for value in values.values() if isinstance(value, Sized))
+    matrix.resolver.matrix_stages = getattr(matrix.resolver, "matrix_stages", 0) + count
+    if matrix.resolver.matrix_stages > MAX_MATRIX_STAGES:
+        raise UnsafeFileError(
+            f"{matrix.relpath}: the matrix of {matrix.name} makes {count:,} stages, but all matrices may "
+            f"make {MAX_MATRIX_STAGES:,}. Write fewer values"
+        )
+    return values
+
+
+def _check_patterns(original: Any, rules: Any, pattern_list: Iterable[Any], dirname: str, sep: str) -> None:
+    patterns = list(pattern_list)
+    for pattern in patterns:
+        text = str(getattr(pattern, "patterns", pattern))
+        parts = text.rstrip("*/").split("/")
+        if max(len(_WILDCARD.findall(part)) for part in parts) > MAX_WILDCARDS or (
+            parts[1:].count("**") > MAX_WILDCARDS
+        ):
+            raise UnsafeFileError(
+                f".dvcignore in {dirname} has the pattern {text[:60]!r}, whose wildcards may take hours to "
+                f"match. Write at most {MAX_WILDCARDS} between two slashes"
+            )
+    original(rules, patterns, dirname, sep)
+
+
 CHECKS = (
     Patch(
         "dvc_data.hashfile.tree:Tree.from_list",
@@ -151,6 +197,30 @@ CHECKS = (
         "(self, level)",
         "3.67.1",
         _check_config,
+    ),
+    *(
+        Patch(
+            f"dvc.utils.serialize.{module}:_load_data",
+            "DVC reads a file that dvc.yaml names whatever its size, also a device without an end",
+            "(path, parser, fs=None, **kwargs)",
+            "3.67.1",
+            _check_file,
+        )
+        for module in ("_yaml", "_toml", "_json", "_py")
+    ),
+    Patch(
+        "dvc.parsing:MatrixDefinition._resolve_matrix_data",
+        "DVC creates all stages of a matrix, also billions",
+        "(self)",
+        "3.67.1",
+        _check_matrix,
+    ),
+    Patch(
+        "dvc.ignore:DvcIgnorePatterns.__init__",
+        "DVC matches patterns with regular expressions, some of which take hours",
+        "(self, pattern_list, dirname, sep)",
+        "3.67.1",
+        _check_patterns,
     ),
     Patch(
         "configobj:ConfigObj.write",
