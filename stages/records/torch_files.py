@@ -66,9 +66,11 @@ def _read_zip(path: Path) -> tuple[Any, Buffers]:
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
         if "constants.pkl" in entries or "data.pkl" not in entries:
             raise RecordError(f"{path} is a zip archive without a state dict. {ADVICE}")
-        if any(entry.compress_type for entry in entries.values()) or (
-            sum(entry.file_size for entry in entries.values()) > size
-        ):
+        is_stored = all(
+            entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+            for entry in entries.values()
+        )
+        if not is_stored or sum(entry.file_size for entry in entries.values()) > size:
             raise RecordError(f"{path}: its entries are compressed or overlap, unlike those of torch.save")
         if entries["data.pkl"].file_size > MAX_PICKLE:
             raise RecordError(f"{path}: its pickle has more than {MAX_PICKLE} bytes. {ADVICE}")

@@ -4,16 +4,19 @@ import gzip
 import io
 import json
 import os
+import struct
 
 import numpy as np
 import pytest
+import torch
 from hostile import make_learner
 
 from pipeline.comparison.plots import empty_confusion_spec, empty_curves_spec
-from stages.contracts.errors import CheckpointError, DataError, StageError
+from stages.contracts.errors import CheckpointError, DataError, RecordError, StageError
 from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
-from stages.data.sources.array_files import read_idx, read_npz
+from stages.data.sources.array_files import map_npy, read_idx, read_npz
 from stages.learner import LearnerSpec
+from stages.records.torch_files import read_state_dict
 from stages.runs.manifest import LogLedger, add_checksum, read_finished
 from stages.system.file_lock import hold_lock, is_locked, lock_holder, open_lock
 from stages.system.files import is_part_of, new_part, open_atomic, open_part, read_regular, write_text
@@ -81,6 +84,45 @@ def test_npz_that_expands_a_thousand_times_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="would expand to 73,400,448 bytes"):
         read_npz(tmp_path / "x.npz", ("inputs",))
+
+
+def replace_in_npz(folder, old, new):
+    """Return an archive of NumPy in which *new* replaces the last *old*."""
+    np.savez(folder / "x.npz", inputs=np.zeros(4))
+    before, _, after = (folder / "x.npz").read_bytes().rpartition(old)
+    (folder / "x.npz").write_bytes(before + new + after)
+    return folder / "x.npz"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"PK\1\2\x2d\3\x2d", b"PK\1\2\x2d\3\xff"), (b"inputs", b"input\x80"), (b"fortran", b"(ortran")],
+)
+def test_corrupt_npz_is_refused(tmp_path, old, new):
+    with pytest.raises(DataError):
+        read_npz(replace_in_npz(tmp_path, old, new), ("inputs",))
+
+
+@pytest.mark.parametrize(
+    "header", [struct.pack("<H", 9) + b"{'descr':", struct.pack("<H", 9_000) + b"-" * 9_000]
+)
+def test_npy_with_an_invalid_header_is_refused(tmp_path, header):
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0" + header)
+
+    with pytest.raises(DataError, match="header is invalid"):
+        map_npy(tmp_path / "x.npy", "inputs")
+
+
+def test_torch_file_with_a_false_size_of_an_entry_is_refused(tmp_path):
+    """The zip file states how many bytes to read of an entry that is not compressed."""
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt")
+    content = bytearray((tmp_path / "x.pt").read_bytes())
+    entry = content.index(b"PK\1\2")
+    content[entry + 20 : entry + 24] = b"\xfe\xff\xff\xff"
+    (tmp_path / "x.pt").write_bytes(content)
+
+    with pytest.raises(RecordError, match="compressed or overlap"):
+        read_state_dict(tmp_path / "x.pt")
 
 
 def test_idx_that_expands_a_thousand_times_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ CHUNK_BYTES = 1 << 20
 """The number of bytes read at a time."""
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_INVALID_HEADER = (ValueError, KeyError, SyntaxError, TypeError, TokenError, RecursionError, MemoryError)
+"""What numpy raises for a header that is no dictionary, or has a false length."""
 _UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
@@ -35,7 +38,7 @@ def read_npz(path: Path, *choices: tuple[str, ...]) -> dict[str, np.ndarray]:
             for names in choices:
                 if set(names) <= members.keys():
                     return {name: _read_member(archive, members[name], f"{path}: {name}") for name in names}
-    except (OSError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path} {_describe_mistake(path, error)}") from error
     raise DataError(
         f"{path} must hold {', or '.join(', '.join(names) for names in choices)}; "
@@ -126,7 +129,7 @@ def _read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool,
                 "Save each field as an array"
             )
         return _NPY_HEADERS[version](file)
-    except (ValueError, KeyError, SyntaxError, TypeError):
+    except _INVALID_HEADER:
         raise DataError(
             f"{name} is not a NumPy array: its header is invalid. Save it with np.save or np.savez"
         ) from None

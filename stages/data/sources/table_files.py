@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,10 @@ class TableFile:
     @property
     def index_names(self) -> set[str]:
         """The columns that pandas wrote as the index of its rows, or that have no name in a CSV file."""
-        pandas = json.loads((self.schema.metadata or {}).get(b"pandas", b"{}"))
-        named = {name for name in pandas.get("index_columns", ()) if isinstance(name, str)}
+        named: set[str] = set()
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):  # not written by pandas
+            pandas = json.loads((self.schema.metadata or {}).get(b"pandas", b"{}"))
+            named = {name for name in pandas.get("index_columns", ()) if isinstance(name, str)}
         return named | {name for name in self.schema.names if UNNAMED.fullmatch(name)}
 
     def convert(self, types: dict[str, Any]) -> None:
