@@ -39,6 +39,8 @@ _SHARED_INDEX = b"link"
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
 DVC_FOLDER = Path(".dvc")
+OF_THE_USER = frozenset({"tmp", "config.local"})
+"""What a repository must not deliver in the folder of DVC; the second may name programs."""
 VARIABLES_OF_A_REPOSITORY = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -231,8 +233,8 @@ def check_delivered_files(*, is_repair: bool = False) -> None:
         refused = _list_refused(roots)
     if refused:
         raise StageError(
-            f"git tracks {join_names(refused, MAX_LISTED_FILES)}: files that only runs on this machine may "
-            "write, or links in their place or to devices. Find out who has added them, run "
+            f"git tracks {join_names(refused, MAX_LISTED_FILES)}: files that only a user or runs on this "
+            "machine may write, or links in their place or to devices. Find out who has added them, run "
             "`git rm -r --cached` for them, and remove them"
         )
 
@@ -240,8 +242,9 @@ def check_delivered_files(*, is_repair: bool = False) -> None:
 def _list_refused(roots: Iterable[Path]) -> dict[str, bool]:
     """Return whether it is a link for each file below one of *roots* that git must not deliver."""
     refused: dict[str, bool] = {}
+    delivered = (RUNS_FOLDER, *(f"{DVC_FOLDER}/{name}" for name in OF_THE_USER))
     for root in roots:
-        tracked = list_tracked_files(root) if may_track(root, (RUNS_FOLDER, ".dvc/tmp")) else {}
+        tracked = list_tracked_files(root) if may_track(root, delivered) else {}
         refused |= {
             str(path): link for path, link in tracked.items() if _is_refused(root, path, is_link=link)
         }
@@ -255,7 +258,9 @@ def _is_committed(root: Path, path: str) -> bool:
 
 def _is_refused(root: Path, path: Path, *, is_link: bool) -> bool:
     first, *below = path.parts
-    if first == RUNS_FOLDER or (first == DVC_FOLDER.name and (is_link or below[:1] == ["tmp"])):
+    if first == RUNS_FOLDER or (
+        first == DVC_FOLDER.name and (is_link or not OF_THE_USER.isdisjoint(below[:1]))
+    ):
         return True
     place = root / path
     return is_link and place.exists() and not (place.is_file() or place.is_dir())

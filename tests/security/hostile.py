@@ -355,6 +355,12 @@ def deliver_links_for_dvc(world):
         world.link(f".dvc/tmp/{name}", world.canary(f"dvc-{name}"))
 
 
+def deliver_local_settings(world):
+    """Settings of DVC that only the user may have: a remote with a file that names a program."""
+    remote = f"['remote \"store\"']\n    url = s3://bucket\n    configpath = {world.canaries}/canary\n"
+    world.write(".dvc/config.local", remote)
+
+
 def deliver_site_cache(world):
     """A setting with which DVC would create and unpickle its state in a folder of the repository's choice."""
     config = (world.origin / ".dvc/config").read_text()
@@ -522,6 +528,7 @@ TRACKED = {
     "lock links": deliver_lock_links,
     "links for DVC": deliver_links_for_dvc,
     "site cache": deliver_site_cache,
+    "local settings": deliver_local_settings,
     "store": deliver_store,
     "link to runs": deliver_runs_link,
     "names": deliver_names,

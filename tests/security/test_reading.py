@@ -107,7 +107,7 @@ def test_bare_repository_in_a_project_is_refused(world):
 
 
 @pytest.mark.parametrize("version", ["2", "4"])
-@pytest.mark.parametrize("name", ["journal", "device as log"])
+@pytest.mark.parametrize("name", ["journal", "device as log", "local settings"])
 def test_tracked_state_is_refused_in_every_format_of_the_index(world, name, version):
     world.deliver(TRACKED[name])
     world.git("update-index", "--index-version", version, folder=world.clone)
