@@ -3,6 +3,7 @@
 An edit of dvc.yaml adds deps to its stages, and changes no other byte.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -22,6 +23,9 @@ MAX_YAML_BYTES = 1 << 26
 """Largest YAML file that is read; a dvc.lock has about 100 bytes for each output."""
 MAX_VALUES = 1 << 20
 """Most values of a document with aliases, each of which may stand for many values."""
+MAX_DIGITS = 1000
+"""Most digits of an integer that is not decimal; Python prints no more than 4,300 decimal digits."""
+_LONG_INTEGER = re.compile(rf"0[box][0-9a-fA-F_]{{{MAX_DIGITS},}}")
 TAG = "could not determine a constructor for the tag "
 """Beginning of ruamel.yaml's message about an unsupported tag."""
 
@@ -78,6 +82,8 @@ def parse_yaml(text: str, source: Path | str) -> Any:
 
 def load_yaml(text: str) -> Any:
     """Return the content of *text*, read as DVC reads it. Raises `YAMLError` if it is not valid YAML."""
+    if _LONG_INTEGER.search(text):
+        raise YAMLError(f"an integer has more than {MAX_DIGITS:,} digits")
     try:
         content = deepcopy(_parse(text))
         check_aliases(text, content)

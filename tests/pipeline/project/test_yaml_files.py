@@ -100,3 +100,9 @@ def test_document_that_is_nested_too_deeply_is_refused():
 def test_value_of_a_wrong_type_is_refused_with_the_file(value):
     with pytest.raises(ParamsError, match="^params.yaml is not valid YAML: "):
         parse_yaml(f"date: {value}\n", "params.yaml")
+
+
+@pytest.mark.parametrize("prefix", ["0x", "0o", "0b", ""])
+def test_integer_with_thousands_of_digits_is_an_error(prefix):
+    with pytest.raises(ParamsError, match="digits"):
+        parse_yaml(f"a: {prefix}{'1' * 5_000}\n", "params.yaml")
