@@ -46,11 +46,13 @@ from stages.optim import (
     Cosine,
     Ema,
     Exponential,
+    GroupedOptimizer,
     Lbfgs,
     Linear,
     Lion,
     Muon,
     NonFinite,
+    ParameterGroup,
     Scheduler,
     Sgd,
     Step,
@@ -78,6 +80,14 @@ OPTIMIZERS = {
     "lion": lambda _: Lion(),
     "muon": lambda _: Muon(),
     "lbfgs": lambda _: Lbfgs(max_iter=2),
+    "groups": lambda _: GroupedOptimizer(
+        AdamW(weight_decay=0.1), (ParameterGroup(match="bias$", weight_decay=0.0, learning_rate=0.003),)
+    ),
+    "scheduled groups": lambda _: GroupedOptimizer(
+        Sgd(momentum=0.9),
+        (ParameterGroup(match="bias$", schedule=Linear(final=0.001, num_iters=4, per="update")),),
+    ),
+    "two optimizers": lambda _: GroupedOptimizer(Muon(), (ParameterGroup(match="bias$", optimizer=Adam()),)),
     "torch's adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
     "torch's fused adam": lambda parameters: torch.optim.Adam(parameters, 0.01, fused=True),
     "torch's amsgrad": lambda parameters: torch.optim.Adam(parameters, 0.01, amsgrad=True),

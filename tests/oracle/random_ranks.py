@@ -33,6 +33,8 @@ SMOOTH = (
     "adamw",
     "sgd",
     "adagrad",
+    "groups",
+    "scheduled groups",
     "torch's adam",
     "torch's fused adam",
     "torch's amsgrad",
