@@ -16,6 +16,7 @@ from dvc.dvcfile import Lockfile
 from dvc.env import DVC_ROOT, DVC_STAGE
 from dvc.exceptions import CacheLinkError
 from dvc.output import Output
+from dvc.stage.serialize import to_single_stage_lockfile
 from dvc_objects.fs.utils import copyfile, tmp_fname
 
 from pipeline.engine.signals import DeferredSignals
@@ -229,6 +230,12 @@ def _verify_entry(original: Any, cache: Any, key: str, value: str | None) -> Any
     return original(cache, key, value)
 
 
+def _load_entry_of_params(original: Any, cache: Any, stage: Any) -> Any:
+    entry = original(cache, stage)
+    has_params = entry and entry.get("params") == to_single_stage_lockfile(stage).get("params")
+    return entry if has_params else None
+
+
 SUPPORTED, SUPPORTED_OBJECTS, SUPPORTED_DATA = "3.67.1", "5.2.0", "3.18.3"
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -293,6 +300,13 @@ PATCHES: tuple[Patch, ...] = (
         "(self, key, value)",
         SUPPORTED,
         _verify_entry,
+    ),
+    Patch(
+        "dvc.stage.cache:StageCache._load",
+        "DVC restores an entry of the run-cache although a param named size or nfiles has another value",
+        "(self, stage)",
+        SUPPORTED,
+        _load_entry_of_params,
     ),
     Patch(
         "dvc.dvcfile:Lockfile.dump_stages",

@@ -39,10 +39,12 @@ from pipeline.engine.signals import defer_signals
 from pipeline.project.check import check_params, find_data_files, list_values, read_spec
 from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
-from pipeline.project.params import Params, read_params
-from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
+from pipeline.project.params import PARAMS, Params, read_params
+from pipeline.project.paths import build_stage_paths, find_above, find_output_md5, read_paths, runs_root
+from pipeline.project.run_cache import remove_stale_entries
 from pipeline.project.snapshot import check_loaded, check_unchanged, store_folder_lists, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
+from pipeline.project.yaml_files import read_mapping
 from stages import build_learner, create_artifact_dir, fit, load_data, runs, save_model
 from stages.contracts.errors import ParamsError
 from stages.contracts.events import Interrupter, Renderer
@@ -63,6 +65,8 @@ OBJECTS = Path("files/md5")
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     check_params(params)  # in the first stage of `dvc repro`
+    if cache := find_cache(find_above(Path(".dvc"))):
+        remove_stale_entries(cache, read_mapping(PARAMS))
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
         build_stage_paths(create_artifact_dir.CreateArtifactDirPaths, paths, owned=paths),
@@ -250,18 +254,30 @@ def _folder(root: Path) -> Iterator[Path]:
 
 
 def local_objects(dvc_folder: Path) -> Path | None:
-    """Return the directory of cached files that the settings in *dvc_folder* name; None if it is missing.
+    """Return the directory of cached files of `find_cache`; None if it is missing or other users share it."""
+    settings, cache = _read_settings(dvc_folder), find_cache(dvc_folder)
+    if settings is None or cache is None or settings.has_option("cache", "shared"):
+        return None
+    return cache / OBJECTS if (cache / OBJECTS).is_dir() else None
 
-    None also if the cache is shared with other users. The settings are read without DVC, which takes long
-    to import, so those of the user and of the machine do not count.
+
+def find_cache(dvc_folder: Path) -> Path | None:
+    """Return the cache that the settings in *dvc_folder* name; None if they cannot be read.
+
+    They are read without DVC, which takes long to import, so those of the user and of the machine do not
+    count.
     """
+    settings = _read_settings(dvc_folder)
+    return None if settings is None else dvc_folder / settings.get("cache", "dir", fallback="cache")
+
+
+def _read_settings(dvc_folder: Path) -> configparser.ConfigParser | None:
     settings = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         settings.read([dvc_folder / "config", dvc_folder / "config.local"], encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
         return None
-    objects = dvc_folder / settings.get("cache", "dir", fallback="cache") / OBJECTS
-    return objects if objects.is_dir() and not settings.has_option("cache", "shared") else None
+    return settings
 
 
 def link_into_cache(checkpoints: Path, objects: Path) -> None:

@@ -29,6 +29,7 @@ from pipeline.project.params import (
     read_params,
 )
 from pipeline.project.paths import parse_paths
+from pipeline.project.run_cache import IGNORED_KEYS, drop_ignored
 from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
 from pipeline.project.versions import VERSIONS
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
@@ -133,6 +134,7 @@ def find_late_mistakes(
         *filter(None, lines),
         *_find_untracked_params(content, definition),
         *_find_missing_test_entries(params, definition),
+        *_find_unsafe_keys(content, definition),
         *list_conflicts(params),
     ]
 
@@ -179,6 +181,23 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
             "'test: artifacts/test/split' to vars.paths, '${paths.learner}' and '${paths.data}' to the deps "
             "of save-model, '${paths.test}' to its outs, and '${paths.test}/metrics.json' to metrics, as far "
             "as they are missing"
+        )
+
+
+def _find_unsafe_keys(content: Mapping[str, Any], definition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if *content* has keys that the run-cache ignores, and stale entries are not removed."""
+    keys = [
+        key
+        for key, value in flatten(content).items()
+        if IGNORED_KEYS.intersection(key.split(".")) or value != drop_ignored(value)
+    ]
+    stage = resolve_stages(definition).get(FIRST_STAGE, {})
+    entries = [entry for entry in stage.get("outs") or [] if isinstance(entry, Mapping)]
+    if keys and not any(options.get("persist") for entry in entries for options in entry.values()):
+        yield (
+            f"{join_names(keys, MAX_LISTED_KEYS)}: DVC's run-cache ignores keys of this name, so it restores "
+            "outputs of another value. Add 'persist: true' to ${paths.config} in the outs of "
+            f"{FIRST_STAGE} in dvc.yaml"
         )
 
 

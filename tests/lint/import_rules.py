@@ -136,7 +136,8 @@ def paths_in_dvc_yaml_are_references(tree: SourceTree) -> Iterator[Finding]:
     """Each path of an output or a dependency is written once, in vars."""
     for name, stage in tree.dvc_yaml["stages"].items():
         deps = [each for each in stage.get("deps", []) if not each.startswith("stages")]
-        for path in [*stage["outs"], *deps]:
+        outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"]]
+        for path in [*outs, *deps]:
             if not path.startswith("${paths."):
                 yield Finding("dvc.yaml", 1, f"{name}: write {path} in vars, and a reference to it here")
 

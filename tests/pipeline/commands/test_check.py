@@ -443,6 +443,20 @@ def test_param_that_a_stage_reads_and_does_not_track_is_a_mistake(old, new, mess
     assert message in refused.err
 
 
+@pytest.mark.parametrize(
+    ("augment", "key"),
+    [("[{kind: random_crop, size: [6, 6]}]", "fit.augment"), ("[{kind: random_crop, padding: 1}]", None)],
+)
+def test_key_that_the_run_cache_ignores_is_a_mistake_if_its_entries_are_not_removed(augment, key, project):
+    project.edit("params.yaml", "  num_epochs: 20", f"  num_epochs: 20\n  augment: {augment}")
+    assert project.call("check").ok()
+    project.edit("dvc.yaml", "persist: true", "persist: false")
+
+    done = project.call("check")
+
+    assert (f"  {key}: DVC's run-cache ignores keys of this name" in done.err) is (key is not None)
+
+
 def test_keys_of_a_section_may_be_tracked_one_by_one_without_those_that_change_no_number(project):
     keys = "".join(f"      - fit.{name}\n" for name in ("batch_size", "seed", "num_threads", "portable"))
     tracked = f"{keys}      - fit.grads_accumulation\n      - fit.metrics\n"

@@ -110,6 +110,32 @@ def test_stage_runs_although_a_failed_command_left_its_folder_of_the_run_cache_e
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
+SIZED = """
+from stages.models import Mlp
+
+
+class Sized(Mlp):
+    def __init__(self, input_shape, num_outputs, size=4):
+        super().__init__(input_shape, num_outputs, hidden_sizes=[size])
+"""
+
+
+def test_dvc_repro_restores_no_outputs_of_another_param_named_size(finished):
+    """DVC leaves the key ``size`` out of the hash of an entry of the run-cache, also that of a param."""
+    (finished.folder / "nets.py").write_text(SIZED)
+    finished.use_model("nets:Sized")
+    finished.add_deps()
+    sizes = []
+
+    for arguments in ([], ["size: 8"], ["size: 16"], ["size: 8"]):
+        finished.use_model("nets:Sized", *arguments)
+        finished.dvc("repro", "build-learner").ok()
+        spec = json.loads((finished.folder / "artifacts/learner/learner.json").read_text())
+        sizes.append(spec["model"].get("size"))
+
+    assert sizes == [None, 8, 16, 8]
+
+
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_partial_copies_of_a_killed_dvc_beside_the_outputs_are_removed(finished, is_cached):
     parts = [finished.folder / "artifacts" / f".{letter * 22}.tmp" for letter in "-Z"]

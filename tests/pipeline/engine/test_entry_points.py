@@ -85,7 +85,7 @@ def test_quiet_run_writes_nothing_and_a_verbose_one_its_debug_logs(finished):
 
     finished.edit("params.yaml", "recorder: compact", "recorder: default")
     verbose = finished.call("run", "-v", "create-artifact-dir")
-    assert verbose.out.splitlines()[-1] == "create-artifact-dir: restored from the run-cache"
+    assert verbose.out.splitlines()[-1] == "create-artifact-dir: ran"
     assert "DEBUG: Assuming 'create-artifact-dir' to be a stage inside 'dvc.yaml'" in verbose.out
 
     assert finished.call("run", "-q", "-v").err == "error: -q and -v exclude each other. Pass one of them\n"

@@ -68,6 +68,22 @@ def test_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
     assert OUT.read_text() == "make: 1\n"
 
 
+@pytest.mark.parametrize("name", ["size", "nfiles"])
+def test_stage_is_not_restored_with_another_value_of_a_key_that_the_run_cache_ignores(body, name):
+    """DVC leaves the keys ``size`` and ``nfiles`` out of the hash of an entry, also those of params."""
+    contents = [
+        f"make:\n  {name}: 1\n",
+        f"make:\n  {name}: 2\n",
+        "make:\n  other: 1\n",
+        f"make:\n  {name}: 1\n",
+    ]
+
+    for content in contents:
+        PARAMS.write_text(content)
+        reproduce("make", run=body)
+        assert OUT.read_text() == content
+
+
 def test_reasons_of_a_stage_are_printed_if_it_runs_and_if_it_is_restored(body, capsys):
     for number in (1, 2, 1):
         PARAMS.write_text(f"make: {number}\n")
