@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
+from stages.contracts import plugins
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
 from stages.contracts.fields import OPTIONAL, Decay, Patterns
@@ -28,6 +29,12 @@ from stages.optim import (
 from stages.optim import config as optimizers
 from stages.runs.file_names import SPEC_FILE
 from stages.system.files import read_regular, write_text
+
+NO_CLASSES = (
+    "num_classes is None, because the targets of the data are not integers or text. Convert them to integers "
+    "from 0, or use a RegressionStep with num_outputs"
+)
+"""A note for an error of a model that takes a number of classes."""
 
 
 class LearnerSpec(Config):
@@ -61,7 +68,7 @@ class LearnerSpec(Config):
             "num_outputs": self.num_outputs,
             **({} if self.vocabulary_size is None else {"vocabulary_size": self.vocabulary_size}),
         }
-        model = build_model(self.model, data_shape)
+        model = self._build_model(data_shape)
         if self.label_smoothing or self.class_weights:
             configure_loss(model, self.class_weights, self.label_smoothing)
         has_groups = self.parameter_groups or self.freeze
@@ -70,6 +77,15 @@ class LearnerSpec(Config):
         if not isinstance(schedule, ScheduleUse):
             schedule = Scheduler(learning_rate_of(self.optimizer), schedule)
         return model, grouped if has_groups else self.optimizer, schedule
+
+    def _build_model(self, data_shape: dict[str, Any]) -> Any:
+        maker = plugins.find("model", self.model.kind, models.BUILT_IN)
+        try:
+            return build_model(self.model, data_shape)
+        except Exception as error:
+            if self.num_classes is None and "num_classes" in plugins.select_accepted(maker, data_shape):
+                error.add_note(NO_CLASSES)
+            raise
 
     def check_code(self, allowed: Collection[str] = ()) -> None:
         """Raise `CheckpointError` if `build` would run code that is neither built in nor one of *allowed*.

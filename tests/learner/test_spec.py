@@ -25,6 +25,11 @@ class Tagger(ClassificationStep, torch.nn.Embedding):
         super().__init__(vocabulary_size, 2)
 
 
+class Classifier(ClassificationStep, torch.nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(4, num_classes)
+
+
 def weights(seed):
     model, _, _ = SPEC.build(seed)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -54,6 +59,16 @@ def test_model_receives_the_vocabulary_size_of_texts(vocabulary_size, rows):
     model, _, _ = spec.build(1)
 
     assert model.num_embeddings == rows
+
+
+def test_error_of_a_model_that_needs_classes_names_the_targets():
+    spec = SPEC.model_copy(update={"model": Use(kind=f"{__name__}:Classifier"), "num_classes": None})
+
+    with pytest.raises(TypeError) as caught:
+        spec.build(1)
+
+    [note] = caught.value.__notes__
+    assert note.startswith("num_classes is None, because the targets of the data are not integers or text")
 
 
 def test_unknown_device_is_rejected_with_a_list_of_devices():
