@@ -330,9 +330,9 @@ def read_config(path: Path) -> RunConfig:
     except (OSError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror
         raise CheckpointError(
-            f"{file} cannot be read: {reason}. Pass an artifact directory, with {CONFIG_FILE}, "
-            f"{LEARNER_FOLDER} and the file of the model, a run store, or a file in one of them. For a "
-            "revision, call `load_model` of pipeline.project.revisions.model"
+            f"{file if path.exists() else path} cannot be read: {reason}. Pass an artifact directory, with "
+            f"{CONFIG_FILE}, {LEARNER_FOLDER} and the file of the model, a run store, or a file in one of "
+            "them. For a revision, call `load_model` of pipeline.project.revisions.model"
         ) from error
 
 

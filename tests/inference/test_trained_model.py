@@ -369,6 +369,10 @@ def test_directory_without_a_description_of_the_data_is_refused(tmp_path, direct
     assert isinstance(load_model(tmp_path, data_directory=directory.parent / "prepared"), TrainedModel)
     with pytest.raises(CheckpointError, match=r"config.json cannot be read.*Pass an artifact directory"):
         load_model(tmp_path / "learner")
+    with pytest.raises(
+        CheckpointError, match=r"absent cannot be read: No such file.*Pass an artifact directory"
+    ):
+        load_model(tmp_path / "learner/absent")
 
 
 def find_store(directory):
