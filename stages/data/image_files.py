@@ -129,6 +129,10 @@ class ImageDecoder:
             image.load()
             if not is_wide and image.getexif().get(_ORIENTATION, 1) != 1:
                 image = load_extra("PIL.ImageOps", "images", "an image").exif_transpose(image)
+        except self._pillow.UnidentifiedImageError as error:  # its text has an address in memory
+            raise UndecodableImageError(
+                f"{path} cannot be decoded: it is not an image of a known format"
+            ) from error
         except Exception as error:  # Pillow raises errors of many kinds for corrupt files
             raise UndecodableImageError(f"{path} cannot be decoded: {error}") from error
         if is_wide:

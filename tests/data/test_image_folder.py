@@ -203,6 +203,11 @@ def test_corrupt_files_can_be_skipped_with_a_count(tmp_path, caplog):
 
 REJECTED = {
     "a corrupt file": (cut, {}, "bee/3.png cannot be decoded: .*. Correct or remove the file, or set"),
+    "a file that is not an image": (
+        lambda folder: (folder / "cow/z.png").write_bytes(b"text"),
+        {},
+        "cow/z.png cannot be decoded: it is not an image of a known format. Correct or remove",
+    ),
     "another size": (
         lambda folder: Image.new("RGB", (9, 9)).save(folder / "cow/z.png"),
         {},
