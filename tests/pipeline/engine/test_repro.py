@@ -84,7 +84,8 @@ def test_edit_reruns_only_the_stages_that_depend_on_it(finished, name, old, new,
     finished.edit(name, new, old)
     restored = read_outcomes(finished.call("run"))
     assert {name for name, outcome in restored.items() if outcome != "unchanged"} == set(stages)
-    assert "ran" not in restored.values()
+    ran = {name for name, outcome in restored.items() if outcome == "ran"}
+    assert ran <= {"create-artifact-dir"}  # whose outputs the run-cache does not have
     assert finished.files("artifacts", "data") == before
 
 
