@@ -250,7 +250,8 @@ def _joins_of(metric: "Metric", torchmetrics: Any) -> dict[str, Join]:
 def to_sentences(pad_token: int | None, output: SequenceOutput) -> tuple[Any, ...]:
     """Return the predicted sentences, one number per token, and for each a list with its one reference.
 
-    A sequence ends before the first *pad_token*; None if no sequence is padded. Blocks on the device.
+    A sequence ends before the first *pad_token*; None if no sequence is padded. -100 is not a token. Blocks
+    on the device.
     """
     predictions, references = (
         [" ".join(map(str, row)) for row in trim_rows(tokens, pad_token)]

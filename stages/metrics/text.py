@@ -1,4 +1,7 @@
-"""Metrics of token sequences: perplexity, and character and word error rates."""
+"""Metrics of token sequences: perplexity, and character and word error rates.
+
+A target of -100 is not a token of its sequence. Without decoded tokens, its position predicts none either.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -130,22 +133,30 @@ class WordErrorRate(CharErrorRate):
 
 
 def predict_tokens(output: SequenceOutput) -> Tensor:
-    """Return the decoded tokens, (B, any length), or else the most likely token at each position, (B, T)."""
-    return argmax_class(output.logits.detach(), -1) if output.predictions is None else output.predictions
+    """Return the decoded tokens, (B, any length), or else the most likely token at each position, (B, T).
+
+    The latter are -100, not a token, at the positions whose target is -100.
+    """
+    if output.predictions is not None:
+        return output.predictions
+    tokens = argmax_class(output.logits.detach(), -1)
+    return tokens.masked_fill_(~is_counted(output.targets), IGNORED_TARGET)
 
 
 def trim_rows(tokens: Tensor, pad_token: int | None) -> list[list[int]]:
-    """Return each row of *tokens* (B, T) up to its first *pad_token*. Blocks on the device."""
-    rows: list[list[int]] = tokens.tolist()
+    """Return each row of *tokens* (B, T) without -100, up to its first *pad_token*. Blocks on the device."""
+    rows = ([token for token in row if token != IGNORED_TARGET] for row in tokens.tolist())
     return [row[: row.index(pad_token)] if pad_token in row else row for row in rows]
 
 
 def edit_distances(references: Tensor, predictions: Tensor, pad_token: int | None) -> Tensor:
     """Return the Levenshtein distance between each row of *references* and *predictions*, (B,).
 
-    *references* are (B, R) and *predictions* (B, P); a row ends before its first *pad_token*. All rows
-    advance together on their device, without blocking: one line of the table per position of the references.
+    *references* are (B, R) and *predictions* (B, P); -100 is not a token, and a row ends before its first
+    *pad_token*. All rows advance together on their device, without blocking: one line of the table per
+    position of the references.
     """
+    references, predictions = map(_move_ignored, (references, predictions))
     reference_lengths = _lengths(references, pad_token)
     prediction_lengths = _lengths(predictions, pad_token)
     positions = torch.arange(predictions.shape[1] + 1, device=predictions.device)
@@ -158,16 +169,19 @@ def edit_distances(references: Tensor, predictions: Tensor, pad_token: int | Non
     return line.gather(1, prediction_lengths.unsqueeze(1)).squeeze(1)
 
 
+def _move_ignored(tokens: Tensor) -> Tensor:
+    """Return the rows of *tokens* (B, T) with -100 at their ends; the others keep their order."""
+    return tokens.gather(1, is_counted(tokens).logical_not().long().argsort(dim=1, stable=True))
+
+
 def _lengths(tokens: Tensor, pad_token: int | None) -> Tensor:
-    """Return the number of tokens of each row (B, T) before the first *pad_token*, (B,)."""
-    if pad_token is None:
-        return torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
-    return (tokens != pad_token).long().cumprod(dim=1).sum(dim=1)
+    """Return the number of tokens of each row (B, T) before the first -100 or *pad_token*, (B,)."""
+    return is_counted(tokens, pad_token).long().cumprod(dim=1).sum(dim=1)
 
 
 def _error_rate(references: Tensor, predictions: Tensor, pad_token: int | None) -> Mean:
     edits = edit_distances(references, predictions, pad_token).sum()
-    return Mean.from_sum(edits, _lengths(references, pad_token).sum(), 100.0)
+    return Mean.from_sum(edits, _lengths(_move_ignored(references), pad_token).sum(), 100.0)
 
 
 def _number_words(*texts: list[Sequence[Hashable]]) -> list[Tensor]:

@@ -8,6 +8,7 @@ from long_tests import examples
 
 from stages.contracts.outputs import SequenceOutput
 from stages.metrics import CharErrorRate, WordErrorRate
+from stages.metrics.from_torchmetrics import bleu, rouge_l
 from stages.metrics.text import edit_distances
 
 PAD = 9
@@ -62,5 +63,41 @@ def test_decode_defines_the_words():
     metric = WordErrorRate(pad_token=PAD, decode=letters)
 
     measured = metric.measure(of([[1, 2, 0, 3, PAD, PAD]], [[1, 2, 0, 3, 3, PAD]]))
+
+    assert (measured.value, measured.count) == (50.0, 2)
+
+
+IGNORED = [[-100, 1, 2, 3], [2, 1, 3, -100]]
+PREDICTED = [[0, 1, 2, 4], [2, 1, 3, 0]]
+
+
+@pytest.mark.parametrize("pad_token", [None, -100])
+@pytest.mark.parametrize(
+    "build", [CharErrorRate, WordErrorRate, lambda **options: WordErrorRate(decode=tuple, **options)]
+)
+def test_ignored_targets_count_in_no_error_rate(build, pad_token):
+    """`PadBatcher` fills up targets with -100, for which a model has no tokens to predict."""
+    logits = torch.nn.functional.one_hot(torch.tensor(PREDICTED), 5).float()
+    output = SequenceOutput(torch.tensor(0.0), logits, None, torch.tensor(IGNORED))
+
+    measured = build(pad_token=pad_token).measure(output)
+
+    assert (measured.value, measured.count) == (pytest.approx(100 / 6), 6)  # one of six tokens is wrong
+
+
+@pytest.mark.parametrize("build", [lambda: bleu(2), rouge_l])
+def test_ignored_targets_are_in_no_sentence(build):
+    logits = torch.nn.functional.one_hot(torch.tensor(PREDICTED), 5).float()
+    padded_output = SequenceOutput(torch.tensor(0.0), logits, None, torch.tensor(IGNORED))
+    plain = SequenceOutput(
+        torch.tensor(0.0), logits, torch.tensor([[1, 2, 4], [2, 1, 3]]), torch.tensor([[1, 2, 3], [2, 1, 3]])
+    )
+
+    assert build().measure(padded_output).value == build().measure(plain).value
+
+
+@pytest.mark.parametrize("pad_token", [None, PAD])
+def test_decoded_tokens_are_compared_with_targets_that_are_not_ignored(pad_token):
+    measured = CharErrorRate(pad_token=pad_token).measure(of([[1, -100, 2, -100]], [[1, 2, 3, -100, -100]]))
 
     assert (measured.value, measured.count) == (50.0, 2)
