@@ -219,8 +219,8 @@ class TrainedModel(nn.Module):
             return Predictions(outputs)
         scores = outputs.float()
         if scores.ndim == 1 or scores.shape[1] == 1 < classes:  # one logit: that of class 1
-            positive = scores.reshape(len(scores)).sigmoid()
-            probabilities = torch.stack((1 - positive, positive), dim=1)
+            positive = (scores if scores.ndim == 1 else scores.squeeze(1)).sigmoid()
+            probabilities = torch.stack((1 - positive, positive), dim=-1)
         else:
             probabilities = scores.softmax(dim=1).movedim(1, -1)
         names = self.info.class_names

@@ -25,7 +25,7 @@ from stages.contracts.outputs import (
 )
 from stages.contracts.plugins import load_extra
 from stages.contracts.text import number
-from stages.metrics.class_targets import widen
+from stages.metrics.class_targets import split_output, widen
 from stages.metrics.state import Chunks
 from stages.metrics.text import predict_tokens, trim_rows
 
@@ -263,10 +263,13 @@ def to_sentences(pad_token: int | None, output: SequenceOutput) -> tuple[Any, ..
 def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     """Return the predicted class and the target of each pixel that counts, (1, N).
 
-    The logits are (B, C, H, W), and the targets (B, H, W); a target of -100 is ignored.
+    The logits are (B, C, H, W), and the targets (B, H, W); a target of -100 is ignored. A single logit above
+    0 predicts class 1.
     """
-    counted = is_counted(output.targets)
-    return output.output.argmax(dim=1)[counted][None], output.targets[counted][None]
+    logits, targets, dim = split_output(output, "dice and mean_iou")
+    predicted = (logits > 0).long() if dim is None else logits.argmax(dim)
+    counted = is_counted(targets)
+    return predicted[counted][None], targets[counted].long()[None]
 
 
 def smooth_bleu(epsilon: float | None, metric: Any) -> None:

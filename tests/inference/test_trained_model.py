@@ -228,6 +228,7 @@ def edit(path, section, kind, key=None):
     [
         (torch.tensor([[2.0], [-2.0]]), [1, 0]),  # one logit
         (torch.tensor([2.0, -2.0]), [1, 0]),
+        (torch.tensor([[[[2.0, -2.0]]]]), [[[1, 0]]]),  # of each pixel, (N, 1, H, W)
         (torch.tensor([[[0.0, 3.0], [1.0, 0.0]]]), [[1, 0]]),  # (N, C, T)
     ],
 )

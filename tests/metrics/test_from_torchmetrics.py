@@ -270,3 +270,17 @@ def test_constants_of_similarity_are_those_of_torchmetrics():
     pair = (output.output, output.targets)
     reference = structural_similarity_index_measure(*pair, data_range=2.0, k1=0.02, k2=0.05)
     assert value == pytest.approx(reference.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dice", "mean_iou"])
+def test_single_logit_above_0_predicts_class_1_of_a_mask(kind):
+    """The areas equal those of two logits, of which the first one is 0."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(N, 1, 4, 4, generator=generator)
+    targets = torch.randint(0, 2, (N, 4, 4), generator=generator)
+    metric = build_metric(Use.model_validate({"kind": kind, "num_classes": 2}))
+    two = torch.cat([torch.zeros_like(logits), logits], dim=1)
+
+    single = metric.measure(ClassificationOutput(LOSS, logits, targets))
+
+    assert single.value == metric.measure(ClassificationOutput(LOSS, two, targets)).value
