@@ -21,7 +21,7 @@ from stages.contracts.plugins import load_extra
 from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.sources.array_files import map_npy, read_npz
 from stages.data.sources.image_folder import SUFFIXES as IMAGE_SUFFIXES
-from stages.data.sources.labels import describe_read_error
+from stages.data.sources.labels import describe_read_error, list_unlabeled
 from stages.data.sources.table_files import SUFFIXES as TABLE_SUFFIXES
 from stages.data.sources.table_files import CsvFormat, TableFile, load_arrow
 from stages.data.sources.tables import decode, join_features, to_floats
@@ -36,6 +36,7 @@ CSV_OPTIONS = ("delimiter", "decimal", "missing_values", "header")
 """The keys of the source ``table`` that describe a CSV file."""
 NAMES_OF_ARRAYS = (("inputs",), ("x_test",))
 """Names in an archive, of which the first that it has is read."""
+TEXT_SUFFIXES = (".txt",)
 Rows = list[dict[str, Any]]
 """The values of each sample by their columns."""
 
@@ -109,10 +110,7 @@ def _read_images(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows:
     )
     names = [path.name]
     if path.is_dir():
-        found = (file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-        names = sorted(file.relative_to(path).as_posix() for file in found)
-    if not names:
-        raise DataError(f"{path} has no images. Correct the path")
+        names = sorted(file.path for file in list_unlabeled(path, IMAGE_SUFFIXES))
     images = ImageFiles(form, names)
     for start in range(0, len(names), rows):
         block = slice(start, start + rows)
@@ -128,7 +126,8 @@ def _read_texts(path: Path, column: str, rows: int) -> Iterator[InputBlock]:
 
 def _iterate_texts(path: Path, column: str) -> Iterator[tuple[str, str]]:
     if path.is_dir():
-        for file in sorted(path.rglob("*.txt")):
+        for listed in list_unlabeled(path, TEXT_SUFFIXES):
+            file = path / listed.path
             yield str(file), file.read_text(encoding="utf-8-sig")
         return
     if (samples := read_samples(path)) is not None:
@@ -153,9 +152,11 @@ def _read_table(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows: 
             f"{', '.join(file.schema.names)}"
         )
     arrow, start = load_arrow(), 0
-    file.convert(
-        {name: arrow.string() if name in encoder.categories else arrow.float64() for name in encoder.columns}
-    )
+    types = dict.fromkeys(encoder.categories, arrow.string())
+    for name in encoder.columns:
+        if not (name in types or arrow.types.is_boolean(file.schema.field(name).type)):
+            types[name] = arrow.float64()
+    file.convert(types)
     for batch in file.batches(encoder.columns, rows):
         names = [f"{path}:{start + row}" for row in range(batch.num_rows)]
         yield InputBlock(names, encoder.encode(batch, names))
@@ -171,12 +172,21 @@ class _TableEncoder:
         self._means = info.feature_means or {}
         self._fill = float(source.get("fill", 0.0)) if source.get("missing") == "constant" else None
         self._features = list(info.feature_names or ())
-        names = {
-            f"{name}={category or ''}": name
-            for name, categories in self.categories.items()
-            for category in categories
+        self.columns = self._find_columns() if self._is_one_hot else self._features
+
+    def _find_columns(self) -> list[str]:
+        """Return the columns in the order of their features, of which each category has one."""
+        first_features = {
+            f"{name}={parts[0] or ''}": name for name, parts in self.categories.items() if parts
         }
-        self.columns = list(dict.fromkeys(names.get(feature, feature) for feature in self._features))
+        columns: list[str] = []
+        place = 0
+        while place < len(self._features):
+            feature = self._features[place]
+            column = first_features.pop(feature, feature)
+            place += len(self.categories[column]) if column in self.categories else 1
+            columns.append(column)
+        return columns
 
     def encode(self, batch: Any, names: Sequence[str]) -> np.ndarray:
         """Return the features of *batch*, (N, F) float32."""
@@ -205,7 +215,8 @@ class _TableEncoder:
 
     def _to_codes(self, name: str, column: Any, names: Sequence[str]) -> np.ndarray:
         numbers = {category: number for number, category in enumerate(self.categories[name])}
-        texts = [None if value is None else str(value) for value in decode(column).to_pylist()]
+        values = decode(column).to_pylist()
+        texts = [None if value is None or value != value else str(value) for value in values]  # NaN
         unknown = next((row for row, text in enumerate(texts) if text not in numbers), None)
         if unknown is not None:
             raise DataError(

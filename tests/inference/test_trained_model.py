@@ -5,9 +5,11 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from small_runs import prepare, train
 
 from stages import data, load_model
@@ -157,6 +159,84 @@ def assert_reads_what_was_trained(prepared, config, path):
     assert [len(block.names) for block in blocks[:-1]] == [4] * (len(blocks) - 1)
     found = torch.cat([preprocessing(block.samples) for block in blocks])
     assert torch.equal(found, stored.to(torch.float32))
+
+
+def write_truth_values(folder):
+    path = folder / "truth.csv"
+    path.write_text("is_new,x,y\n" + "".join(f"{str(n % 2 == 0).lower()},{n},{n % 3}\n" for n in range(9)))
+    return {"path": str(path), "target": "y"}, path
+
+
+def write_absent_categories(folder):
+    path = folder / "absent.parquet"
+    columns = {"code": [1.0, float("nan"), None, 2.0], "x": [1.0, None, 3.0, 4.0], "y": [0, 1, 0, 1]}
+    parquet.write_table(pa.table(columns), path)
+    return {"path": str(path), "target": "y", "categorical": ["code"], "missing": "mean"}, path
+
+
+def write_equal_names(folder):
+    path = folder / "equal.csv"
+    path.write_text("a,a=b,y\n" + "".join(f"{'bca'[n % 3]},{n},{n % 2}\n" for n in range(9)))
+    return {"path": str(path), "target": "y", "categorical": ["a"]}, path
+
+
+TABLES = [write_truth_values, write_absent_categories, write_equal_names]
+
+
+@pytest.mark.parametrize("write", TABLES)
+@pytest.mark.parametrize("encoding", ["one_hot", "codes"])
+def test_columns_have_the_features_of_the_training(tmp_path, write, encoding):
+    """Truth values in CSV, NaN as a category, and a column with the name of a category's feature."""
+    source, path = write(tmp_path)
+    source |= {"kind": "table", "encoding": encoding}
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    assert_reads_what_was_trained(tmp_path / "prepared", config, path)
+
+
+def write_hidden_texts(folder):
+    for number in range(6):
+        path = folder / f"texts/{'ab'[number % 2]}/{number}.{'TXT' if number < 2 else 'txt'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("word " * (number + 1))
+    path.with_name(".draft.txt").write_text("hidden")
+    return {"kind": "text", "path": str(folder / "texts")}, folder / "texts"
+
+
+def write_hidden_images(folder):
+    source, path = write_images(folder)
+    (path / "a/._0.png").write_bytes(b"not an image")
+    return source, path
+
+
+@pytest.mark.parametrize("write", [write_hidden_texts, write_hidden_images])
+def test_folder_has_the_files_of_the_training(tmp_path, write):
+    """Endings in capitals count, and names that start with a dot do not."""
+    source, path = write(tmp_path)
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    assert_reads_what_was_trained(tmp_path / "prepared", config, path)
+
+
+def test_input_without_samples_is_refused(tmp_path, directory, table_source):
+    info = load_model(directory).info
+    (tmp_path / "rows.csv").write_text("length,color,width\n")
+    np.save(tmp_path / "rows.npy", np.zeros((0, 5)))
+    parquet.write_table(
+        pa.table({"length": [0.5], "color": ["red"], "width": [1]}).slice(1), tmp_path / "rows.parquet"
+    )
+
+    for path in tmp_path.glob("rows.*"):
+        with pytest.raises(DataError, match=f"{path.name} has no samples. Correct the path"):
+            list(read_inputs([path], info, table_source, 10))
+
+
+def test_number_that_the_training_refuses_is_refused(tmp_path, directory, table_source):
+    (tmp_path / "new.csv").write_text("length,color,width\n1,red,2\ninf,red,2\n")
+    np.save(tmp_path / "new.npy", np.array([[1.0] * 5, [1e300] * 5]))
+    info = load_model(directory).info
+
+    for name, value in (("new.csv:1", "inf"), ("new.npy:1", r"1e\+300")):
+        with pytest.raises(DataError, match=f"{name}: inputs must be finite float32 numbers; found {value}"):
+            list(read_inputs([tmp_path / name.partition(":")[0]], info, table_source, 10))
 
 
 MISTAKES = {
