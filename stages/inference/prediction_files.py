@@ -65,10 +65,31 @@ def read_inputs(
     for path in paths:
         if not path.exists():
             raise DataError(f"{path} does not exist. Correct the path")
+        count = 0
         try:
-            yield from _read(path, info, source, rows)
+            for block in _read(path, info, source, rows):
+                _check_finite(block)
+                count += len(block.names)
+                yield block
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{path} cannot be read: {describe_read_error(error)}") from error
+        if not count:
+            raise DataError(f"{path} has no samples. Correct the path, or remove it")
+
+
+def _check_finite(block: InputBlock) -> None:
+    """Raise `DataError` for a NaN or an infinity, which the training data cannot have."""
+    samples = block.samples
+    if not isinstance(samples, np.ndarray) or samples.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        wrong = np.argwhere(~np.isfinite(samples.astype(np.float32, copy=False)))
+    if len(wrong):
+        place = tuple(wrong[0])
+        raise DataError(
+            f"{block.names[place[0]]}: inputs must be finite float32 numbers; found {samples[place]}. "
+            "Correct or remove the sample"
+        )
 
 
 def _read(path: Path, info: DatasetInfo, source: Mapping[str, Any], rows: int) -> Iterator[InputBlock]:
