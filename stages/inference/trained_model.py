@@ -117,8 +117,8 @@ class Preprocessing(nn.Module):
         if tokenizer is not None and isinstance(next(iter(samples), None), str):
             samples = _encode(tokenizer, list(samples), shape[0])
         if isinstance(samples, list | tuple):
-            samples = torch.stack([torch.as_tensor(sample) for sample in samples])
-        stored = torch.as_tensor(samples)
+            samples = torch.stack([_as_tensor(sample) for sample in samples])
+        stored = _as_tensor(samples)
         if tuple(stored.shape[1:]) != shape:
             raise DataError(
                 f"a sample must have the shape {shape}, that of the training data; found samples "
@@ -129,7 +129,14 @@ class Preprocessing(nn.Module):
                 f"samples must have the values of the training data, which are {dtype}; found "
                 f"{stored.dtype}. Pass them as the source reads them: they are normalized here"
             )
-        return stored
+        return stored.float() if dtype == "float32" else stored  # as load-data has stored them
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """Return *values* as a tensor, which has no other byte order than that of the machine."""
+    if isinstance(values, np.ndarray):
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return torch.as_tensor(values)
 
 
 def _build_zeros(count: int, shape: tuple[int, ...], classes: int | None) -> Any:

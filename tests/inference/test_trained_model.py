@@ -509,6 +509,25 @@ def test_damaged_run_store_is_refused(tmp_path, directory, name, content, messag
         load_model(store)
 
 
+def read_doubles():
+    """Return numbers of 64 bits, of which float32 rounds each one, and classes."""
+    inputs = 1e7 + np.random.default_rng(0).normal(0, 3, (40, 2))
+    return data.Arrays(inputs, (inputs[:, 0] > 1e7).astype(int))
+
+
+@pytest.mark.parametrize("batcher", ["normalize", "torch.utils.data:default_collate"])
+def test_samples_of_the_source_have_the_predictions_of_the_prepared_data(tmp_path, batcher):
+    """load-data stores floats as float32, in the byte order of the machine."""
+    names = f"{__name__}:read_doubles", batcher
+    directory = train(tmp_path, {"kind": names[0]}, batcher={"kind": batcher})
+    model, inputs = load_model(directory, allowed=names), read_doubles().inputs
+
+    expected = model.predict(torch.from_numpy(inputs).float()).outputs
+
+    for samples in (inputs, inputs.astype(">f8"), list(inputs.astype(">f8")), inputs.tolist()):
+        assert torch.equal(model.predict(samples).outputs, expected)
+
+
 def test_labels_are_numbers_without_names():
     predictions = Predictions(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([2, 0]))
 
