@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -70,8 +70,8 @@ def _dataset(directory: Path, source: str) -> "datasets.Dataset":
     """Return the data that *source*, the value of ``--source``, names.
 
     Of a source with splits other than the prepared data, only the test split is used, or else the valid
-    split. Raises `ParamsError` for any other text, for a split that is missing, and for a source that has
-    other classes or features than the prepared data.
+    split. Raises `ParamsError` for any other text, and for a split that is missing, and `DataError` for a
+    source that numbers classes or features otherwise than the prepared data.
     """
     from stages import data
 
@@ -85,25 +85,8 @@ def _dataset(directory: Path, source: str) -> "datasets.Dataset":
         return data.read_split(directory, source, info, allowed=_list_project_code())
     loaded = data.load_source(parse_source(source))
     facts = loaded.train.facts if isinstance(loaded, data.Splits) else loaded.facts
-    _check_names(facts, info, source)
+    data.check_numbering(facts, vars(info), f"--source {source}")
     return data.dataset(list(data.split_columns(loaded).values())[-1])
-
-
-def _check_names(facts: Mapping[str, Any], info: "datasets.DatasetInfo", source: str) -> None:
-    """Raise `ParamsError` if a name in *facts*, those of *source*, has another number than in *info*."""
-    for title in ("class_names", "feature_names", "categories"):
-        trained, named = _by_column(getattr(info, title)), _by_column(facts.get(title))
-        for names, expected in ((names, trained.get(column)) for column, names in named.items()):
-            if names and expected and tuple(names) != tuple(expected)[: len(names)]:
-                listed, found = (", ".join(map(str, entries)) for entries in (expected, names))
-                raise ParamsError(
-                    f"--source {source}: {title} must be {listed}, as in the training; found {found}. Return "
-                    "data that has all of them, which are numbered in that order"
-                )
-
-
-def _by_column(names: Any) -> Mapping[str, Any]:
-    return names if isinstance(names, Mapping) else {"": names}
 
 
 def parse_source(text: str) -> "datasets.Idx | datasets.Npz | datasets.Digits | Use":

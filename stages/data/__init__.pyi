@@ -49,6 +49,7 @@ from .sources.image_folder import materialize as materialize
 from .splits import Arrays as Arrays
 from .splits import Fold as Fold
 from .splits import Splits as Splits
+from .splits import check_numbering as check_numbering
 from .splits import has_valid_split as has_valid_split
 from .splits import split as split
 from .storage import DATASET_FILE as DATASET_FILE

@@ -47,13 +47,50 @@ class Arrays:
         return count_rows(self.inputs)
 
 
+NUMBERED = ("class_names", "feature_names", "categories")
+"""The facts whose entries are numbered by their order."""
+
+
+def check_numbering(facts: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    """Raise `DataError` if *facts*, those of *where*, do not begin as the *expected* ones of the training.
+
+    Tokens have the numbers of their tokenizer, which must be equal.
+    """
+    tokenizers = [part.get("tokenizer") for part in (expected, facts)]
+    if all(tokenizers) and tokenizers[0] != tokenizers[1]:
+        raise DataError(
+            f"{where}: the tokenizer must be that of the training data; found another vocabulary. Read all "
+            "splits from one source, or name the file of a tokenizer"
+        )
+    for title in NUMBERED:
+        trained, named = _by_column(expected.get(title)), _by_column(facts.get(title))
+        for names, others in ((names, trained.get(column)) for column, names in named.items()):
+            if names and others and tuple(names) != tuple(others)[: len(names)]:
+                listed, found = (", ".join(map(str, entries)) for entries in (others, names))
+                raise DataError(
+                    f"{where}: {title} must be {listed}, as in the training data; found {found}. Number them "
+                    "in that order, for example by reading all splits from one source"
+                )
+
+
+def _by_column(names: Any) -> Mapping[str, Any]:
+    return names if isinstance(names, Mapping) else {"": names}
+
+
 @dataclass(frozen=True)
 class Splits:
-    """The splits of a data source that has more than one; a missing one is drawn from the train split."""
+    """The splits of a data source that has more than one; a missing one is drawn from the train split.
+
+    Raises `DataError` if a split numbers classes, features or categories otherwise than the train split.
+    """
 
     train: Arrays
     valid: Arrays | None = None
     test: Arrays | None = None
+
+    def __post_init__(self) -> None:
+        for name, arrays in self.by_name().items():
+            check_numbering(arrays.facts, self.train.facts, f"the {name} split")
 
     def by_name(self) -> dict[str, Arrays]:
         """Return the splits that there are by name: train, valid, test."""

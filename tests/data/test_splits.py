@@ -305,3 +305,45 @@ def test_folds_of_data_with_a_valid_split_are_refused(tmp_path):
 def test_folds_are_in_the_params_of_a_run_only_if_there_are_any():
     assert {"folds", "fold"}.isdisjoint(LoadDataConfig().model_dump())
     assert LoadDataConfig(folds=3, fold=2).model_dump()["fold"] == 2
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (
+            {"class_names": ("ant", "bee")},
+            {"class_names": ("bee",)},
+            "class_names must be ant, bee, .* found bee",
+        ),
+        (
+            {"class_names": ("ant",)},
+            {"class_names": ("ant", "bee")},
+            "class_names must be ant, .* found ant, bee",
+        ),
+        (
+            {"class_names": {"kind": ("ant", "bee"), "size": None}},
+            {"class_names": {"kind": ("bee",)}},
+            "found bee",
+        ),
+        (
+            {"feature_names": ("a=x", "a=y")},
+            {"feature_names": ("a=x", "a=z")},
+            "feature_names must be a=x, a=y",
+        ),
+        ({"categories": {"a": ("x", "y")}}, {"categories": {"a": ("y", None)}}, "categories must be x, y"),
+        ({"tokenizer": {"a": 1}}, {"tokenizer": {"b": 1}}, "the tokenizer must be that of the training data"),
+    ],
+)
+def test_splits_that_number_names_differently_are_refused(train, test, message):
+    """A source that reads one file numbers the classes of that file from 0."""
+    parts = [data.Arrays(CLASSES.inputs, CLASSES.targets, facts=facts) for facts in (train, test)]
+
+    with pytest.raises(DataError, match=f"the test split: .*{message}"):
+        data.Splits(parts[0], test=parts[1])
+
+
+def test_split_may_lack_the_last_classes():
+    facts = [{"class_names": ("ant", "bee")}, {"class_names": ("ant",)}]
+    parts = [data.Arrays(CLASSES.inputs, CLASSES.targets, facts=names) for names in facts]
+
+    assert data.Splits(parts[0], test=parts[1]).test is parts[1]

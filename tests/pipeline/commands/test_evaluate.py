@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.commands.training import _dataset
-from stages.contracts.errors import ParamsError
+from stages.contracts.errors import DataError
 from stages.data import Arrays
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
@@ -48,6 +48,6 @@ def test_source_that_numbers_classes_otherwise_is_refused(tmp_path):
 
     assert len(_dataset(prepared, f"{__name__}:first_classes")) == 12
     with pytest.raises(
-        ParamsError, match=r"class_names must be ant, bee, cat, as in the training; found bee, cat"
+        DataError, match=r"class_names must be ant, bee, cat, as in the training data; found bee, cat"
     ):
         _dataset(prepared, f"{__name__}:last_classes")
