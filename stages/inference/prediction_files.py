@@ -284,7 +284,7 @@ def to_rows(names: Sequence[str], predictions: "Predictions") -> Rows:
                 "Call stages.load_model in a program"
             )
         columns["class"] = predictions.labels
-        titles = [f"p({name})" for name in predictions.class_names or range(values.shape[1])]
+        titles = [f"p({predictions.name_class(number)})" for number in range(values.shape[1])]
     columns |= zip(titles, values.T.tolist(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

@@ -59,9 +59,13 @@ class Predictions:
         """The name of the class of each sample, its number if classes have no names, or the output."""
         if self.classes is None:
             return list(self.outputs.tolist())
-        numbers = self.classes.tolist()
-        names = self.class_names
-        return numbers if names is None or self.classes.ndim > 1 else [names[number] for number in numbers]
+        numbers: list[Any] = self.classes.tolist()
+        return numbers if self.classes.ndim > 1 else [self.name_class(number) for number in numbers]
+
+    def name_class(self, number: int) -> Any:
+        """Return the name of the class *number*, or the number if it has no name."""
+        names = self.class_names or ()
+        return names[number] if number < len(names) else number
 
 
 class Preprocessing(nn.Module):

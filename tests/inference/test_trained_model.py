@@ -18,6 +18,7 @@ from stages.contracts.errors import BuilderError, CheckpointError, DataError, Pl
 from stages.contracts.outputs import RegressionOutput, SequenceOutput, TrainOutput
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
+from stages.inference.prediction_files import to_rows
 from stages.models import RegressionStep, backward
 from stages.params.fit_params import FitConfig
 
@@ -532,3 +533,15 @@ def test_labels_are_numbers_without_names():
     predictions = Predictions(torch.zeros(2, 3), torch.zeros(2, 3), torch.tensor([2, 0]))
 
     assert predictions.labels == [2, 0]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_class_without_a_name_has_its_number(count):
+    """A data set may name more classes than occur, and a model may have more outputs than names."""
+    probabilities = torch.eye(count)
+    names = ("ant", "bee", "cat")
+
+    predictions = Predictions(probabilities, probabilities, probabilities.argmax(1), names)
+
+    assert predictions.labels == ["ant", "bee", "cat", 3][:count]
+    assert list(to_rows(["x"] * count, predictions)[0])[2:] == ["p(ant)", "p(bee)", "p(cat)", "p(3)"][:count]
