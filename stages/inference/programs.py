@@ -172,9 +172,9 @@ def _trace(
     The first axis of each argument is that of the samples. Another axis is of any length too if it has two
     lengths in *shapes*.
     """
-    # torch takes a length of 1 for a constant
+    # torch takes a length of 1 for a constant, and cannot decompose a program of rows with gaps in memory
     example = tuple(
-        tensor if len(tensor) > 1 else tensor.expand(2, *tensor.shape[1:]).contiguous()
+        (tensor if len(tensor) > 1 else tensor.expand(2, *tensor.shape[1:])).contiguous()
         for tensor in arguments
     )
     dynamic_shapes = tuple(

@@ -259,6 +259,20 @@ def test_program_takes_a_length_that_neither_the_first_nor_the_last_batch_has():
         torch.testing.assert_close(program(ids, mask), model(ids, mask))
 
 
+def test_program_of_padded_rows_can_be_decomposed_as_for_onnx():
+    """`PadBatcher` cuts rows of one array to the longest one of a batch, which leaves gaps in memory."""
+    rows = torch.ones(3, 6, dtype=torch.int64)
+    batches = [
+        SimpleNamespace(inputs=rows[:, :length], mask=rows[:, :length], targets=torch.zeros(3).long())
+        for length in (4, 5)
+    ]
+    model = Words()
+
+    program = _trace(model, *_record_arguments(model, batches), "onnx").run_decompositions().module()
+
+    torch.testing.assert_close(program(rows, rows), model(rows, rows))
+
+
 class Points:
     """A dataset of points in two classes."""
 
