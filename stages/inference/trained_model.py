@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stages import data, records
 from stages.contracts.config import Config
 from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
-from stages.contracts.outputs import SequenceOutput
+from stages.contracts.outputs import IGNORED_TARGET, SequenceOutput
 from stages.contracts.placement import move
 from stages.contracts.plugins import load_extra
 from stages.data.config import BATCHERS
@@ -43,11 +43,15 @@ class Predictions:
     """The predictions of a model for *N* samples, on the CPU."""
 
     outputs: Tensor
-    """The output of the model, (N, …): logits of classes, or numbers."""
+    """The output of the model, (N, …): logits of classes, or numbers.
+
+    Of sequences of different lengths, the positions after the longest one of a batch are NaN.
+    """
     probabilities: Tensor | None = None
     """The probability of each class, (N, C) or (N, …, C); None for regression."""
     classes: Tensor | None = None
-    """The class of the largest probability, (N,) or (N, …), int64; None for regression."""
+    """The class of the largest probability, (N,) or (N, …), int64, and -100 at positions that are NaN; None
+    for regression."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes; None if the data has no names."""
 
@@ -207,7 +211,7 @@ class TrainedModel(nn.Module):
         self.train(was_training)
         if not outputs:
             raise DataError("predict needs at least one sample; found none")
-        return self._interpret(torch.cat(outputs))
+        return self._interpret(_join(outputs))
 
     def _compute(self, samples: Any) -> Tensor:
         batch = move(self.preprocessing.build_batch(samples), self.device)
@@ -236,7 +240,23 @@ class TrainedModel(nn.Module):
             probabilities = scores.softmax(dim=1).movedim(1, -1)
         names = self.info.class_names
         class_names = names if isinstance(names, tuple) else None
-        return Predictions(outputs, probabilities, probabilities.argmax(-1), class_names)
+        numbers = probabilities.argmax(-1)
+        if numbers.ndim > 1:
+            numbers.masked_fill_(probabilities.isnan().any(-1), IGNORED_TARGET)
+        return Predictions(outputs, probabilities, numbers, class_names)
+
+
+def _join(outputs: Sequence[Tensor]) -> Tensor:
+    """Return the *outputs* of batches below each other; shorter ones are filled up with NaN."""
+    lengths = [max(sizes) for sizes in zip(*(output.shape[1:] for output in outputs), strict=True)]
+    if all(list(output.shape[1:]) == lengths for output in outputs):
+        return torch.cat(list(outputs))
+    joined = outputs[0].new_full((sum(map(len, outputs)), *lengths), torch.nan)
+    start = 0
+    for output in outputs:
+        joined[(slice(start, start + len(output)), *map(slice, output.shape[1:]))] = output
+        start += len(output)
+    return joined
 
 
 def load_model(

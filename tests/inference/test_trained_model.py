@@ -15,11 +15,11 @@ from small_runs import prepare, train
 from stages import data, load_model
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, CheckpointError, DataError, PluginError
-from stages.contracts.outputs import RegressionOutput, SequenceOutput, TrainOutput
+from stages.contracts.outputs import ClassificationOutput, RegressionOutput, SequenceOutput, TrainOutput
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
 from stages.inference.prediction_files import to_rows
-from stages.models import RegressionStep, backward
+from stages.models import ClassificationStep, RegressionStep, backward
 from stages.params.fit_params import FitConfig
 
 
@@ -545,3 +545,43 @@ def test_class_without_a_name_has_its_number(count):
 
     assert predictions.labels == ["ant", "bee", "cat", 3][:count]
     assert list(to_rows(["x"] * count, predictions)[0])[2:] == ["p(ant)", "p(bee)", "p(cat)", "p(3)"][:count]
+
+
+class Tagger(ClassificationStep, torch.nn.Module):
+    """A model of a class for each id of a sequence."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, num_classes)
+
+    def forward(self, ids):
+        return self.embedding(ids).transpose(1, 2)
+
+    def forward_classification(self, batch):
+        logits = self(batch.inputs)
+        return ClassificationOutput(
+            self.loss(logits, batch.targets), logits, batch.targets, self.loss_weight(batch.targets)
+        )
+
+
+def read_tags():
+    """Return sequences of one to nine ids, with a class for each of them."""
+    is_id = np.arange(9) <= np.arange(40)[:, None] % 9
+    ids = np.random.default_rng(0).integers(1, 9, is_id.shape)
+    return data.Arrays(np.where(is_id, ids, 0), np.where(is_id, ids % 3, -100), kinds={"inputs": "tokens"})
+
+
+def test_sequences_whose_batches_have_different_lengths_are_predicted(tmp_path):
+    names = f"{__name__}:Tagger", f"{__name__}:read_tags"
+    options = {"batcher": "pad", "batch_size": 2, "metrics": ["loss", "accuracy"]}
+    directory = train(tmp_path, {"kind": names[1]}, model={"kind": names[0]}, **options)
+    split = data.read_split(tmp_path / "prepared", "test")
+
+    predictions = load_model(directory, allowed=names).predict(split.inputs)
+
+    targets = split.targets[:, : predictions.classes.shape[1]]
+    is_valued = targets != -100
+    measured = json.loads((directory / "test/split/metrics.json").read_text())["test"]["Accuracy"]
+    hits = (predictions.classes == targets)[is_valued].double()
+    assert 100 * hits.mean() == pytest.approx(measured)
+    assert torch.equal(predictions.classes == -100, predictions.outputs.isnan().all(1))
