@@ -142,6 +142,8 @@ def _read_texts(path: Path, column: str, rows: int) -> Iterator[InputBlock]:
     samples = _iterate_texts(path, column)
     while block := list(islice(samples, rows)):
         names, texts = zip(*block, strict=True)
+        if "" in texts:
+            raise DataError(f"{names[texts.index('')]}: the text is empty. Remove it")
         yield InputBlock(names, list(texts))
 
 

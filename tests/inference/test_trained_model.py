@@ -269,6 +269,20 @@ def test_text_that_is_not_utf_8_is_one_message(tmp_path):
             list(read_inputs([path], info, config.source.model_dump(), 4))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("new.txt", "a\n" * 5 + "\nb\n"), ("new.csv", "body\n" + "a\n" * 5 + '""\n')]
+)
+def test_empty_text_is_refused_with_its_place_in_the_file(tmp_path, name, content):
+    """A batch has another count than the file."""
+    source, _ = write_texts(tmp_path)
+    config = prepare(tmp_path / "prepared", source, valid_fraction=0.0)
+    info = data.read_info(tmp_path / "prepared/dataset.json")
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(DataError, match=rf"{name}:[57]: the text is empty\. Remove it"):
+        list(read_inputs([tmp_path / name], info, config.source.model_dump(), 4))
+
+
 def test_samples_that_are_normalized_already_are_refused(tmp_path):
     source, _ = write_images(tmp_path)
     prepare(tmp_path / "prepared", source, valid_fraction=0.0)
