@@ -14,8 +14,9 @@ from typing import Any
 from dvc.api import DVCFileSystem
 from dvc.env import DVC_ROOT
 from dvc.exceptions import DvcException
+from dvc.fs import GitFileSystem
 from dvc.repo import Repo
-from dvc.scm import RevError
+from dvc.scm import SCM, RevError
 from dvc_data.index import DataIndexError
 
 from pipeline.project.lockfile import read_lockfile
@@ -59,7 +60,7 @@ class Revision:
                     self._files = DVCFileSystem(str(root))
                 else:
                     now = {section: repo.config[section] for section in ("core", "remote", "cache")}
-                    self._files = DVCFileSystem(repo.root_dir, rev=rev, config=now)
+                    self._files = DVCFileSystem(_open_at(Path(repo.root_dir), rev, now))
             self.copy(Path("dvc.yaml"), Path(folder) / "dvc.yaml")
             self.paths = read_paths(Path(folder) / "dvc.yaml")
             self._remove_damaged_lists(Path(folder) / "dvc.lock")
@@ -156,6 +157,16 @@ class Revision:
                 "remote has the file. Run `dvc fetch --all-commits` to get what a remote has, or for an "
                 "experiment `dvc exp pull REMOTE NAME`; after a `dvc gc`, run the revision again"
             ) from error
+
+
+def _open_at(root: Path, rev: str, config: Mapping[str, Any]) -> Repo:
+    """Return the project in *root* at the revision *rev*, with the settings *config*.
+
+    DVC opens a revision at the top of the git repository, but *root* may be a folder below it.
+    """
+    scm = SCM(str(root))
+    folder = Path("/") / root.resolve().relative_to(Path(scm.root_dir).resolve())
+    return Repo(str(folder), fs=GitFileSystem(scm=scm, rev=rev), scm=scm, config=config)
 
 
 @dataclass(frozen=True)

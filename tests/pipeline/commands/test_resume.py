@@ -60,6 +60,20 @@ def test_experiment_in_a_copy_resumes_as_a_run_in_the_workspace(finished, tmp_pa
     )
 
 
+def test_run_of_a_project_in_a_subfolder_of_a_repository_is_resumed(finished, open_project, tmp_path):
+    """DVC opens a revision at the top of the repository, where this project has no .dvc."""
+    top = open_project(tmp_path / "top")
+    project = finished.copied_to(top.folder / "größer/my lab")
+    shutil.rmtree(project.folder / ".git")
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "A project in a subfolder"]):
+        top.ok("git", *arguments)
+
+    project.call("resume", "HEAD", "--epoch", "1", "--no-run").ok()
+    project.call("stage", "build-learner").ok()
+
+    assert list((project.folder / "artifacts/learner/checkpoint").glob("model-1.*"))
+
+
 def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
     sha = resolve_commit(two_epochs, "HEAD")
     two_epochs.ok("git", "tag", "good")
