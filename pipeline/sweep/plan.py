@@ -375,18 +375,26 @@ def _legal(text: str) -> str:
 
 
 def _sources(stages: Any) -> Iterator[str]:
-    """Yield the inputs of the stages that no stage writes and git may have, and their ``.dvc`` files."""
+    """Yield the inputs of the stages that no stage writes and git may have.
+
+    The ``.dvc`` file of an input may be that of a folder that contains it. Git has none of an absolute path
+    or an address.
+    """
     outputs = {out["path"] for stage in stages for out in stage.get("outs") or []}
-    for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - outputs:
-        inside = ":" not in path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
-        if inside and not any(PurePosixPath(path).is_relative_to(output) for output in outputs):
-            yield from (path, f"{path}.dvc")
+    for name in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - outputs:
+        path = PurePosixPath(name)
+        if ":" in name or path.is_absolute() or any(path.is_relative_to(output) for output in outputs):
+            continue
+        folders = [folder for folder in path.parents if folder.name not in ("", "..")]
+        yield from (name, *(f"{place}.dvc" for place in (path, *folders)))
 
 
 def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
-    if base.list_changed_entries(commit).isdisjoint(PurePosixPath(path).parts[0] for path in paths):
+    """Return whether a file or folder of *paths*, relative to the project, differs in *commit*."""
+    first = {PurePosixPath(path).parts[0] for path in paths}
+    if ".." not in first and base.list_changed_entries(commit).isdisjoint(first):
         return False
-    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
+    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *sorted(set(paths))]
     return try_git(base.root, *command).returncode != 0
 
 

@@ -1,6 +1,7 @@
 """The points of a sweep and their names."""
 
 import importlib
+import json
 import subprocess
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline.sweep.plan import (
     Point,
     expand,
     fold,
+    is_result,
     name_with_hash,
     plan_points,
     repeat,
@@ -138,6 +140,27 @@ def test_plan_of_a_finished_point_parses_one_file_and_starts_no_process(tmp_path
 
     assert counts[1][0] - counts[0][0] <= 10
     assert counts[1][1] == 2 * counts[0][1]
+
+
+@pytest.mark.parametrize("name", ["stages.py", "raw.dvc", "in/here.dvc", "../common/net.py", "../sets.dvc"])
+def test_point_is_not_finished_if_an_input_has_changed(name, open_project, tmp_path):
+    """The input may be in a folder that `dvc add` tracks, or above the project in a larger repository."""
+    inputs = ["stages.py", "raw/train/a.csv", "in/here/b.csv", "../common/net.py", "../sets/c.csv"]
+    project = open_project(tmp_path / "project")
+    lock = {"stages": {"fit": {"cmd": "fit", "deps": [{"path": path} for path in inputs]}}}
+    contents = {"dvc.lock": json.dumps(lock), "dvc.yaml": "", name: "before", "other.dvc": "before"}
+    (project.folder / ".dvc").mkdir(parents=True)
+    for path, text in contents.items():
+        (project.folder / path).parent.mkdir(exist_ok=True)
+        (project.folder / path).write_text(text)
+    for arguments in (["init", "-q", ".."], ["add", "-A", ".."], ["commit", "-qm", "A project"]):
+        project.ok("git", *arguments)
+    commit = project.add_experiment("point")
+
+    (project.folder / "other.dvc").write_text("after")
+    assert is_result(freeze(project.folder), commit, {})
+    (project.folder / name).write_text("after")
+    assert not is_result(freeze(project.folder), commit, {})
 
 
 def test_repeats_have_the_seeds_from_1_on_and_a_name_each():
