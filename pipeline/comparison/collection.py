@@ -17,6 +17,9 @@ from stages.contracts.text import parse_number
 from stages.runs.overview import read_durations
 
 PARAMS = "params.yaml"
+VERSIONS = "versions.yaml"
+VERSION = "VERSION"
+"""The file, and the name in the module of a stage, that have the versions of the stages."""
 SAMPLE = re.compile(r".*/epoch-(\d+)/[^/]+-[1-9]\.(?:png|txt)")
 MAX_SAMPLES = 16
 """Samples of a split of a run on the page."""
@@ -110,13 +113,28 @@ def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
     stages = sorted(files.lock, key=lambda name: name != "create-artifact-dir")
     for name in stages:
         sections |= files.lock[name].get("params", {}).get(PARAMS, {})
+    others = _read_other_params(files.lock)
     if not sections:
-        return flatten(now), ["no stage has run: dvc.lock has no params"]
+        return flatten(now) | others, ["no stage has run: dvc.lock has no params"] if not others else []
     ran, planned = flatten(sections), flatten(now)
     edited = [key for key in {**ran, **planned} if param_key(ran.get(key)) != param_key(planned.get(key))]
-    if edited:
-        return ran, [f"{PARAMS} was edited since: {', '.join(edited)}"]
-    return ran, []
+    notes = [f"{PARAMS} was edited since: {', '.join(edited)}"] if edited else []
+    return ran | others, notes
+
+
+def _read_other_params(lock: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the params of files other than params.yaml, by names as in ``data.yaml:scale``.
+
+    The versions of the stages are not among them.
+    """
+    return {
+        f"{name}:{key}": value
+        for stage in lock.values()
+        for name, values in stage.get("params", {}).items()
+        if name not in (PARAMS, VERSIONS)
+        for key, value in flatten(values).items()
+        if key != VERSION
+    }
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,28 @@ def test_note_lists_the_params_whose_value_was_edited(head, value, notes):
     assert tuple(note for note in run.notes if "edited" in note) == notes
 
 
+def write_lock(*, scale, code, data):
+    params = {"params.yaml": {"load_data": {"seed": 1}}, "points.yaml": {"points": {"scale": scale}}}
+    stages = {
+        "make": {"cmd": "make", "params": params, "outs": [{"path": "raw", "md5": data}]},
+        "fit": {
+            "cmd": "fit",
+            "deps": [{"path": "raw/points.npz", "md5": data}, {"path": "net.py", "md5": code}],
+            "params": {"stages/fit.py": {"VERSION": "7"}, "versions.yaml": {"fit": "7"}},
+        },
+    }
+    Path("dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
+
+
+def test_params_of_every_file_are_compared(head):
+    """A stage of the user may have params in a file of its own, and `learner sweep -S FILE:KEY` sets them."""
+    write_lock(scale=2.0, code="a" * 32, data="b" * 32)
+
+    [run] = collect_runs(["workspace"]).runs
+
+    assert run.params == {"load_data.seed": 1, "points.yaml:points.scale": 2.0}
+
+
 @pytest.mark.parametrize(
     ("text", "plots"),
     [
