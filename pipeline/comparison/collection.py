@@ -1,10 +1,11 @@
 """The collection of the runs to compare: params, metrics, curves and confusion matrix at a revision."""
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_key
@@ -82,6 +83,7 @@ def _read_run(name: str, files: RevisionFiles, durations: DurationsByMetrics) ->
         name=name,
         sha=files.sha,
         params=params,
+        inputs=_read_inputs(files.lock),
         metrics=metrics,
         epochs=max((max(curve.series) for curve in metrics.values()), default=None),
         seconds=find_duration(durations, files.hashes.get(output.as_posix())) if output else None,
@@ -135,6 +137,20 @@ def _read_other_params(lock: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flatten(values).items()
         if key != VERSION
     }
+
+
+def _read_inputs(lock: Mapping[str, Any]) -> str:
+    """Return a text with the versions of the stages, and the hash of each input that no stage has written."""
+    outputs = {out["path"] for stage in lock.values() for out in stage.get("outs", [])}
+    deps = {dep["path"]: dep for stage in lock.values() for dep in stage.get("deps", [])}
+    inputs = {
+        path: dep
+        for path, dep in deps.items()
+        if not any(PurePosixPath(path).is_relative_to(output) for output in outputs)
+    }
+    params = [pair for stage in lock.values() for pair in stage.get("params", {}).items()]
+    versions = {name: values for name, values in params if name == VERSIONS or VERSION in values}
+    return json.dumps([inputs, versions], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)

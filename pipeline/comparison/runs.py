@@ -102,6 +102,8 @@ class RunSummary:
     """Whether the cache has every output that its dvc.lock names, and the files that were read are intact."""
     notes: tuple[str, ...] = ()
     """Warnings for the reader, for example that params.yaml was edited after the run."""
+    inputs: str = ""
+    """The code and the data that the stages ran with, as a text that is equal for equal ones."""
 
 
 @dataclass(frozen=True)
@@ -256,19 +258,26 @@ def _metric(name: str) -> Callable[[RunSummary], Any]:
 
 
 def average_repeats(comparison: Comparison) -> Comparison:
-    """Return *comparison* with one run in the place of those whose params differ in `SEEDS` only."""
-    groups: dict[str, list[RunSummary]] = {}
+    """Return *comparison* with one run in the place of those that differ in `SEEDS` only.
+
+    A run without metrics stays as it is. One that is listed twice, such as an experiment that is also in the
+    workspace, counts once.
+    """
+    groups: dict[tuple[str, ...], list[RunSummary]] = {}
     for run in comparison.runs:
         others = {name: value for name, value in run.params.items() if name not in SEEDS}
-        groups.setdefault(param_key(others), []).append(run)
+        key = (param_key(others), run.inputs) if run.metrics else (run.name,)
+        groups.setdefault(key, []).append(run)
     if len(groups) == len(comparison.runs):
         return comparison
     return Comparison(tuple(_average(runs) for runs in groups.values()))
 
 
 def _average(runs: Sequence[RunSummary]) -> RunSummary:
+    notes = tuple(f"{run.name}: {note}" for run in runs for note in run.notes) if runs[1:] else runs[0].notes
+    runs = list({(param_key(run.params), repr(run.metrics)): run for run in runs}.values())
     params = {name: value for name, value in runs[0].params.items() if name not in SEEDS}
-    first = replace(runs[0], params=params)
+    first = replace(runs[0], params=params, notes=notes)
     if len(runs) == 1:
         return first
     shared = [name for name in first.metrics if all(name in run.metrics for run in runs)]
@@ -283,7 +292,6 @@ def _average(runs: Sequence[RunSummary]) -> RunSummary:
         seconds=statistics.fmean(times) if times else None,
         committed=None,
         cached=all(run.cached for run in runs),
-        notes=tuple(f"{run.name}: {note}" for run in runs for note in run.notes),
     )
 
 

@@ -175,6 +175,15 @@ def test_params_of_every_file_are_compared(head):
     assert run.params == {"load_data.seed": 1, "points.yaml:points.scale": 2.0}
 
 
+def test_inputs_of_a_run_are_what_no_stage_has_written(head):
+    inputs = []
+    for code, data in (("a", "b"), ("a", "c"), ("d", "b")):
+        write_lock(scale=2.0, code=code * 32, data=data * 32)
+        inputs.append(collect_runs(["workspace"]).runs[0].inputs)
+
+    assert inputs[0] == inputs[1] != inputs[2]
+
+
 @pytest.mark.parametrize(
     ("text", "plots"),
     [

@@ -94,6 +94,37 @@ def test_metric_without_a_value_in_the_same_epoch_of_all_repeats_has_no_mean():
     assert list(mean.metrics) == ["valid/Loss"]
 
 
+def test_runs_of_other_code_are_no_repeats():
+    first, second = (replace(run("seed", [1.0], fit_seed=seed), inputs=f"code {seed}") for seed in (1, 2))
+
+    assert len(average_repeats(Comparison((first, second))).runs) == 2
+
+
+def test_run_without_metrics_is_no_repeat():
+    """The workspace has none before its first run."""
+    workspace = RunSummary("workspace", None, {"fit.seed": 42}, notes=("no stage has run",))
+    repeats = [run(f"repeat={seed}", [float(seed)], fit_seed=seed) for seed in (1, 3)]
+
+    shown = average_repeats(Comparison((workspace, *repeats))).runs
+
+    assert [each.name for each in shown] == ["workspace", "repeat=1 (2 runs)"]
+    assert shown[1].metrics["valid/Loss"].best == 2.0
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_run_that_is_listed_twice_is_one_repeat(value):
+    """An experiment that `dvc exp apply` has copied to the workspace is listed as both."""
+    first, second = (run(f"repeat={seed}", [3.0, value + seed - 1], fit_seed=seed) for seed in (1, 2))
+    applied = replace(first, name="workspace", sha=None, notes=("params.yaml was edited since",))
+
+    [mean] = average_repeats(Comparison((applied, first, second))).runs
+
+    assert mean.name == "repeat=1 (2 runs)"
+    assert mean.notes == ("workspace: params.yaml was edited since",)
+    assert repr(mean.metrics["valid/Loss"].last) == repr(value + 0.5)
+    assert average_repeats(Comparison((applied, first))).runs[0].name == "repeat=1"
+
+
 def test_comparison_without_repeats_is_unchanged():
     alone = Comparison(REPEATS.runs[:2])
 
