@@ -100,9 +100,12 @@ def freeze(root: Path) -> FrozenProject:
     """
     root = root.resolve()
     if not (root / ".dvc").is_dir():
-        raise ParamsError(
-            f"{root} has no .dvc. Run the command in the folder that has dvc.yaml and params.yaml"
+        remedy = (
+            "An experiment needs a project of its own: run `dvc init --subdir` in it"
+            if (root / "dvc.yaml").exists()
+            else "Run the command in the folder that has dvc.yaml and params.yaml"
         )
+        raise ParamsError(f"{root} has no .dvc. {remedy}")
     head = find_head(root)
     top = Path(run_git(root, "rev-parse", "--show-toplevel").strip())
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash

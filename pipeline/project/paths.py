@@ -22,6 +22,7 @@ SITE_CACHE_VARIABLE = "DVC_SITE_CACHE_DIR"
 """Environment variable of DVC with the folder of its state."""
 STORES_VARIABLE = "LEARNER_PROJECT"
 """Environment variable with the folder of the user's project, for the processes in a copy of it."""
+DVC_FOLDER = Path(".dvc")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -65,13 +66,19 @@ def find_above(path: Path) -> Path:
 
 
 def runs_root() -> Path:
-    """Return the folder of the run stores: in the user's project, even in `dvc exp run --temp`."""
-    return Path(os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
+    """Return the folder of the run stores: in the user's project, even in `dvc exp run --temp`.
+
+    If the .dvc of the project is in a folder above dvc.yaml, so are its run stores.
+    """
+    named = os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or ""
+    if named or DVC_FOLDER.exists():
+        return Path(named) / RUNS_FOLDER
+    return find_above(DVC_FOLDER).parent / RUNS_FOLDER
 
 
 def is_copy() -> bool:
     """Return whether the current folder is in a copy of the user's project, which has the run stores."""
-    return find_above(Path(".dvc")).resolve().parent != runs_root().resolve().parent
+    return find_above(DVC_FOLDER).resolve().parent != runs_root().resolve().parent
 
 
 def find_output_md5(output: Path) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pipeline.commands.runs import all_runs, describe_run, runs_root
+from pipeline.project.paths import is_copy
 from stages.contracts.events import Progress
 from stages.records import FullPrecision, NamedMpkGzFileRecorder
 from stages.runs import Checkpoint, FileCheckpointer, HeartbeatRenderer, open_store
@@ -220,6 +221,17 @@ def test_run_stores_are_in_the_current_folder_or_in_dvc_root(monkeypatch, tmp_pa
 
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     assert runs_root() == tmp_path / ".runs"
+
+
+def test_run_stores_are_beside_a_dvc_folder_above(monkeypatch, tmp_path):
+    """`dvc repro` sets DVC_ROOT to that folder, and `learner runs` lists the same stores."""
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    for folder in (".dvc", "first/lab"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "first/lab")
+
+    assert runs_root() == tmp_path / ".runs"
+    assert not is_copy()
 
 
 TRACKER = """
