@@ -124,12 +124,12 @@ def list_tracked_params(stage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _params(stage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each parameter: a key of params.yaml or of another file."""
     for name, key in list_tracked_params(stage):
-        values = _read_params_file(Path(name))
+        values = read_params_file(Path(name))
         yield (f"{name}: {key}", look_up(values, key)) if key else (f"{name}:", values)
 
 
-def _read_params_file(path: Path) -> Any:
-    """Return the values in *path*; empty if it cannot be read, which counts as a difference too."""
+def read_params_file(path: Path) -> Any:
+    """Return the values in the params file *path*; empty if it cannot be read, which is a difference too."""
     with suppress(OSError, ParamsError, SyntaxError, ValueError):
         if path.suffix == ".py":
             return dict(_literals(ast.parse(path.read_bytes()).body))

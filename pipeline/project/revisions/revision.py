@@ -19,7 +19,7 @@ from dvc.repo import Repo
 from dvc.scm import SCM, RevError
 from dvc_data.index import DataIndexError
 
-from pipeline.project.lockfile import read_lockfile
+from pipeline.project.lockfile import LOCKFILE, read_lockfile
 from pipeline.project.params import PARAMS
 from pipeline.project.params_edit import override_params
 from pipeline.project.paths import read_paths
@@ -31,9 +31,12 @@ from pipeline.project.revisions.dvc_checks import (
     remove_if_damaged,
 )
 from pipeline.project.revisions.names import resolve
+from pipeline.project.snapshot import ABSENT, look_up, read_params_file
+from pipeline.project.versions import PATH as VERSIONS_FILE
 from pipeline.project.yaml_files import parse_yaml, read_mapping, read_yaml, stages_of
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
+from stages.contracts.printing import print_error
 from stages.loggers.log_files import count_epochs, read_history
 from stages.runs.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.runs.key import format_value, leaves
@@ -98,6 +101,22 @@ class Revision:
                 self.copy(self.paths["checkpoint"] / name, target / CHECKPOINT_FOLDER / name)
         for split in ("train", "valid"):
             self.copy(self.paths[split], target / split)
+
+    def list_other_params(self) -> list[str]:
+        """Return a line for each param of a file other than params.yaml that now has another value."""
+        if not self.exists(LOCKFILE):
+            return []
+        with TemporaryDirectory() as folder:
+            self.copy(LOCKFILE, Path(folder) / LOCKFILE)
+            stages = stages_of(read_lockfile(Path(folder) / LOCKFILE)).values()
+        lines = [
+            f"{name}: {change}"
+            for stage in stages
+            for name, recorded in stage.get("params", {}).items()
+            if name not in (str(PARAMS), str(VERSIONS_FILE))
+            for change in _list_changes_since(recorded, read_params_file(Path(name)))
+        ]
+        return list(dict.fromkeys(lines))
 
     def exists(self, path: Path) -> bool:
         """Return whether it has the file or directory *path*, whether or not that is cached."""
@@ -260,7 +279,7 @@ def set_checkpoint(
 
     *overrides* have the syntax of DVC's ``-S``. Returns the full SHA, and a line for each other param that
     has changed. Raises `CheckpointError` if the epoch is missing and `ParamsError` if the params would not be
-    valid; then params.yaml does not change.
+    valid; then params.yaml does not change. Params of other files stay; a warning has those that differ.
     """
     rev = resolve(name)
     revision = Revision(rev)
@@ -273,6 +292,11 @@ def set_checkpoint(
     text = override_params(overrides, content, f"{PARAMS} of {rev[:12]}")
     changes = list(_list_changes(leaves(read_yaml(PARAMS)), leaves(parse_yaml(text, PARAMS))))
     replace_content(PARAMS, text.encode())
+    for line in revision.list_other_params():
+        file = line.partition(":")[0]
+        print_error(
+            f"warning: {line}. To resume with the value of the run, use `git checkout {rev[:12]} -- {file}`"
+        )
     return rev, changes
 
 
@@ -282,6 +306,13 @@ def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
         now, then = _format(after, name), _format(before, name)
         if now != then and not name.startswith("build_learner.checkpoint"):
             yield f"{name} is {now}, and was {then}"
+
+
+def _list_changes_since(recorded: Mapping[str, Any], now: Any) -> Iterator[str]:
+    """Yield a line for each of the *recorded* params whose value in *now* differs, but none for a version."""
+    params = {key: value for key, value in recorded.items() if key != "VERSION"}
+    present = {key: value for key in params if (value := look_up(now, key)) is not ABSENT}
+    yield from _list_changes(leaves(params), leaves(present))
 
 
 def _format(params: Mapping[str, Any], name: str) -> str:

@@ -1,5 +1,6 @@
 """`learner resume` continues from a checkpoint of any run that DVC tracks."""
 
+import json
 import shutil
 
 import pytest
@@ -114,6 +115,24 @@ def test_resume_takes_the_params_of_the_run_and_prints_what_differs_from_the_wor
     )
     assert values == expected
     assert "# larger" in (two_epochs.folder / "params.yaml").read_text()
+
+
+def test_params_of_other_files_that_differ_from_those_of_the_run_are_reported(two_epochs):
+    """`learner resume` sets params.yaml only, and a run with other values of these continues another one."""
+    lock = two_epochs.folder / "dvc.lock"
+    before = lock.read_text()
+    content = YAML(typ="safe").load(before)
+    content["stages"]["load-data"]["params"]["points.yaml"] = {"scale": 50.0, "size": 2}
+    lock.write_text(json.dumps(content))
+    sha = two_epochs.add_experiment("scaled")
+    lock.write_text(before)
+    (two_epochs.folder / "points.yaml").write_text("scale: 1.0\nsize: 2\n")
+
+    done = two_epochs.call("resume", "scaled", "--epoch", "1", "--no-run", "-S", "fit.num_epochs=3")
+
+    remedy = f"To resume with the value of the run, use `git checkout {sha[:12]} -- points.yaml`"
+    assert done.err == f"warning: points.yaml: scale is 1.0, and was 50.0. {remedy}\n"
+    (two_epochs.folder / "points.yaml").unlink()
 
 
 @pytest.mark.parametrize(
