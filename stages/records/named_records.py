@@ -36,7 +36,8 @@ from stages.records.tensor_data import are_sizes, build_tensor, check_shape, to_
 
 Array = NDArray[Any]
 
-_DATA_KEYS = {"bytes", "shape", "dtype"}
+DATA_KEYS = {"bytes", "shape", "dtype"}
+"""The keys of a tensor's map."""
 _VALUE_KEYS = {"value", "shape"}
 _HALVES = {"f16", "bf16"}
 """Types written as their bits, as unsigned integers of 16 bits."""
@@ -63,7 +64,7 @@ class _TensorRestorer:
 
     def convert(self, node: Tree, path: tuple[str, ...]) -> Tree:
         if isinstance(node, dict):
-            if node.keys() == _DATA_KEYS:
+            if _is_data_tensor(node):
                 return self._data_tensor(node, path)
             if self._has_values and _is_value_tensor(node):
                 return self._value_tensor(node, path)
@@ -150,6 +151,18 @@ class _TensorRestorer:
 
     def _where(self, path: tuple[str, ...]) -> str:
         return f"{self._source_name}, {describe_path(path)}:"
+
+
+def _is_data_tensor(node: dict[str, Tree]) -> bool:
+    """Return True if a map is a tensor of 0.14 or later, and not a struct with fields of these names."""
+    return node.keys() == DATA_KEYS and not (_is_field(node["bytes"]) or _is_field(node["shape"]))
+
+
+def _is_field(node: Tree) -> bool:
+    """Return True if *node* is a part of a record that neither the bytes nor the sizes of a tensor can be."""
+    if isinstance(node, list):
+        return any(isinstance(item, dict | list | str | None) for item in node)
+    return isinstance(node, dict | None)
 
 
 def _is_value_tensor(node: dict[str, Tree]) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
+from stages.records.named_records import DATA_KEYS
 from stages.records.record_tree import Tree
 from stages.records.tensors import check_recordable
 
@@ -108,7 +109,8 @@ def _encode_container(value: Any, location: str, depth: int) -> Tree:
     if kind is defaultdict and value.default_factory in (None, *FACTORIES.values()):
         factory = value.default_factory
         return {DEFAULT: [factory and factory.__name__, encode_items()]}
-    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+    is_plain = kind is dict and value.keys() != DATA_KEYS  # a file would have a tensor in its place
+    if is_plain and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encode_state(item, f"{location}[{key!r}]", depth + 1) for key, item in value.items()}
     if kind in MAPPINGS.values():
         return {NAMES[kind]: encode_items()}

@@ -11,7 +11,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError, RecordError
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep
-from stages.optim import Scheduler, Sgd
+from stages.optim import Ema, Scheduler, Sgd
 from stages.records import BurnpackRecorder, NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
@@ -237,3 +237,28 @@ def test_state_of_a_schedule_that_its_format_cannot_hold_is_refused_before_train
 
     with pytest.raises(BuilderError, match="phase is a str, but burnpack stores only tensors and numbers"):
         train(tmp_path / "burnpack", 1, rate=TextScheduler(0.1), recorder=BurnpackRecorder)
+
+
+class Described(ClassificationStep, nn.Module):
+    """A classifier whose parts have the names of the parts of a tensor in a record."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Linear(3, 2) for name in ("bytes", "shape", "dtype")})
+
+    def forward(self, inputs):
+        return sum(part(inputs) for part in self.parts.values())
+
+
+@pytest.mark.parametrize("recorder", [NamedMpkGzFileRecorder, BurnpackRecorder])
+def test_run_of_a_model_with_the_names_of_a_tensors_parts_resumes(recorder, tmp_path):
+    results = []
+    for folder, epochs in (("straight", 2), ("resumed", 1), ("resumed", 2)):
+        builder = LearnerBuilder(tmp_path / folder).num_epochs(epochs).renderer(NoRenderer())
+        builder.with_file_checkpointer(recorder()).checkpoint("auto").average_weights(Ema(decay=0.9))
+        learner = builder.build(Described(), Sgd(momentum=0.9), 0.1)
+        results.append(learner.fit([(X, Y)], [(X, Y)]).state_dict())
+
+    assert learner.resumed == "after epoch 1"
+    assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])

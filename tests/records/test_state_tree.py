@@ -21,6 +21,7 @@ EXACT = {
     "arrays": [np.arange(6, dtype="<i2").reshape(2, 3)[:, ::2], np.zeros((0, 2)), np.array(["a", "bc"])],
     "times": np.array(["2026-01-02"], "M8[D]"),
     "dtype": torch.bfloat16,
+    "names of a tensor's parts": {"bytes": b"ab", "shape": [2], "dtype": "U8"},
     "nested": [[], {"$tuple": 1, "": ()}, {"$array": {"$deque": 2}}],
 }
 

@@ -137,6 +137,9 @@ def test_struct_with_field_names_of_a_tensor_stays_a_struct():
 
     assert read(node) == node
     assert read({"value": [1], "shape": ["a"]}) == {"value": [1], "shape": ["a"]}
+    for part in (None, [None], [{}], ["text"], {"id": "a"}):
+        assert read(data_map(part, [1], "U8")) == data_map(part, [1], "U8")
+        assert read(data_map([0], part, "U8")) == data_map([0], part, "U8")
 
 
 def test_map_with_value_and_shape_is_a_struct_in_later_versions():
