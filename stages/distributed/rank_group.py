@@ -166,7 +166,7 @@ class ProcessRankGroup(RankGroup):
         for tensor in tensors:
             dense = tensor.detach().contiguous()  # the weights of a model may be channels-last
             with explain_lost_rank():
-                torch.distributed.broadcast(dense, 0)
+                torch.distributed.broadcast(dense.view(-1).view(torch.uint8), 0)  # of any dtype
             tensor.detach().copy_(dense)
 
     def gather(self, tree: Tree) -> list[Tree]:

@@ -231,3 +231,49 @@ def test_sum_of_two_ranks_has_the_bits_of_an_addition_for_small_and_large_tensor
     for first, second, own, other in zip(*parts, *found, strict=True):
         assert torch.equal(own, first + second)
         assert torch.equal(other, own)
+
+
+BROADCAST_DTYPES = [torch.bool, torch.int16, torch.uint16, torch.uint64, torch.bfloat16, torch.complex64]
+
+
+def broadcast_dtypes():
+    """Return tensors of rank 0 of several dtypes, as they are on this rank after a broadcast."""
+    group = join_group()
+    values = torch.arange(1, 4) * int(group.is_main)
+    tensors = [values.to(dtype) for dtype in BROADCAST_DTYPES]
+    tensors += [values[0].to(torch.int16), torch.empty(0, dtype=torch.int16), torch.stack([values] * 2).t()]
+    group.broadcast_tensors(tensors)
+    return [tensor.tolist() for tensor in tensors]
+
+
+def test_buffers_of_every_dtype_reach_all_ranks():
+    """The backend gloo accepts some dtypes only."""
+    found = run_ranks(broadcast_dtypes, 2)
+
+    assert found[0] == found[1]
+    assert found[1][1] == [1, 2, 3]
+
+
+class SharingNorm(Net):
+    """A model with a batch norm under two names, which a state dict has too."""
+
+    def __init__(self):
+        norm = torch.nn.BatchNorm1d(4)
+        super().__init__(norm, torch.nn.Linear(4, 4), norm, torch.nn.Linear(4, 3))
+
+
+def fit_shared_norm(directory):
+    """Return the averages of the running statistics under both names, as they are on this rank."""
+    torch.manual_seed(1)
+    builder = start(directory, 1).average_weights(Ema(decay=0.5))
+    learner = builder.build(SharingNorm(), Sgd(), 0.1)
+    learner.fit(*shuffled_loaders())
+    state = learner.components.state.model.average.state
+    return [state[f"{number}.running_mean"].tolist() for number in (0, 2)]
+
+
+def test_average_of_a_shared_buffer_is_that_of_rank_0_under_each_name(tmp_path):
+    found = run_ranks(fit_shared_norm, 2, tmp_path)
+
+    assert found[0][0] == found[0][1]
+    assert found[1] == found[0]
