@@ -46,7 +46,7 @@ def synchronize_average(group: RankGroup, model: ModelState) -> None:
     """Give the averaged buffers of rank 0 to every rank, whose steps had buffers of their own."""
     if model.average is None:
         return
-    buffers = {name for name, _ in model.model.named_buffers()}
+    buffers = {name for name, _ in model.model.named_buffers(remove_duplicate=False)}  # as in a state dict
     group.broadcast_tensors([value for name, value in model.average.state.items() if name in buffers])
 
 
