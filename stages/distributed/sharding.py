@@ -6,6 +6,7 @@ The import of this module takes half as long as that of torch. So the Learner us
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,13 +38,36 @@ def shard_model(model: nn.Module, device: torch.device, size: int) -> None:
 
     The entries of each outermost `Sequential`, `ModuleList` and `ModuleDict` are gathered while they run, one
     after the other; all other parameters are gathered from a call of *model* to the end of its backward pass.
-    The names of parameters and modules stay the same.
+    The names of parameters and modules stay the same. Raises `BuilderError` if a parameter cannot be sharded.
     """
     mesh = init_device_mesh(device.type, (size,))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # FSDP2 refuses channels-last weights
+    names = {module: name for name, module in model.named_modules()}
     for unit in (*find_units(model), model):
-        sharded = fully_shard(unit, mesh=mesh)
+        name = names[unit] or type(model).__name__
+        _check_dtypes(unit, name)
+        try:
+            sharded = fully_shard(unit, mesh=mesh)
+        except (ValueError, NotImplementedError) as error:
+            reason = str(error).rstrip(".")
+            raise BuilderError(f"cannot shard {name}: {reason}, or use the strategy ddp") from error
         if device.type == "cpu":
             _save_memory(sharded)
+
+
+def _check_dtypes(unit: nn.Module, name: str) -> None:
+    """Raise `BuilderError` if the parameters of *unit* that no other unit has are of several dtypes."""
+    dtypes = {
+        str(parameter.dtype).removeprefix("torch.")
+        for parameter in unit.parameters()
+        if parameter.requires_grad and not isinstance(parameter, DTensor)
+    }
+    if len(dtypes) > 1:
+        raise BuilderError(
+            f"cannot shard {name}: its parameters are of {' and '.join(sorted(dtypes))}. Convert them to one "
+            "dtype, make its layers entries of an nn.ModuleList, or use the strategy ddp"
+        )
 
 
 def _save_memory(module: FSDPModule) -> None:
@@ -54,12 +78,26 @@ def _save_memory(module: FSDPModule) -> None:
     module.set_modules_to_backward_prefetch([module])  # itself, since none is the default: the next one
 
 
-def find_units(module: nn.Module) -> list[nn.Module]:
+def find_units(model: nn.Module) -> list[nn.Module]:
+    """Return the entries of the outermost containers in *model* that have parameters of their own only.
+
+    A parameter has one unit. Those that several modules share, such as tied weights, are left to *model*.
+    """
+    entries = _find_entries(model)
+    inside = {module for entry in entries for module in entry.modules()}
+    users = Counter(id(parameter) for entry in entries for parameter in entry.parameters())
+    for module in model.modules():
+        if module not in inside:
+            users.update(map(id, module.parameters(recurse=False)))
+    return [entry for entry in entries if all(users[id(parameter)] == 1 for parameter in entry.parameters())]
+
+
+def _find_entries(module: nn.Module) -> list[nn.Module]:
     """Return the modules with parameters that are entries of the outermost containers in *module*."""
     entries = [child for child in module.children() if next(child.parameters(), None) is not None]
     if isinstance(module, CONTAINERS):
         return entries
-    return [unit for entry in entries for unit in find_units(entry)]
+    return [unit for entry in entries for unit in _find_entries(entry)]
 
 
 def replace_parameters(optimizer: torch.optim.Optimizer, before: Sequence[Tensor], model: nn.Module) -> None:

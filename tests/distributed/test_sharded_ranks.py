@@ -168,6 +168,10 @@ def explain(directory, kind):
         model = Direct(*model)
     if kind == "weight":
         model = Weightless(*model)
+    if kind == "scalar":
+        model[0].register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    if kind == "dtypes":
+        model[0].bias.data = model[0].bias.data.double()
     if kind == "fp16":
         builder.precision("fp16")
     if kind == "norm":
@@ -185,6 +189,11 @@ def explain(directory, kind):
         ("direct", "Direct.train_step calls loss.backward() itself"),
         ("weight", "Pass the weight to both: backward(self, loss, weight)"),
         ("bypassing", "Call self(inputs) in the step"),
+        (
+            "scalar",
+            "cannot shard 0: fully_shard doesn't support scalar parameters. Change scale to a 1D tensor",
+        ),
+        ("dtypes", "cannot shard 0: its parameters are of float32 and float64"),
         ("fp16", "precision fp16 cannot be used with the strategy fsdp"),
         ("norm", "sync_batch_norm cannot be used with the strategy fsdp"),
     ],
@@ -221,6 +230,32 @@ def test_layers_outside_of_a_sequential_are_trained_after_a_validation(sanity_ch
     found = run_ranks(fit_outside, 2, tmp_path / "ranks", "fsdp", sanity_check)
 
     assert_equals_one_process(found[0], one)
+
+
+class Tying(Net):
+    """A model whose first two entries share a weight, and whose convolution is channels-last."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        layers = nn.Linear(4, 4), nn.Linear(4, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 3, 2, padding=1)
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self[1].weight = self[0].weight
+        self.to(memory_format=torch.channels_last)
+
+
+def fit_tied(directory, strategy):
+    learner = start(directory).strategy(strategy).build(Tying(), Sgd(momentum=0.9), 0.1)
+    learner.fit(*loaders())
+    return outcome(learner)
+
+
+def test_sharded_ranks_train_tied_and_channels_last_weights_as_one_process_does(tmp_path):
+    one = fit_tied(tmp_path / "one", "auto")
+
+    found = run_ranks(fit_tied, 2, tmp_path / "ranks", "fsdp")
+
+    assert_equals_one_process(found[0], one)
+    assert found[0] == found[1]
 
 
 class Overflowing(Net):
