@@ -30,7 +30,8 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
         )
     config.check_suffix(paths.model)
     recorder = records.build_recorder(config.recorder)
-    chosen = _choose_checkpoint(config, runs.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
+    checkpointer = runs.FileCheckpointer(paths.checkpoint, records.DefaultRecorder())
+    chosen = learner.use_exact_weights(_choose_checkpoint(config, checkpointer))
     if config.weights == "averaged":
         chosen = learner.use_average(chosen)
     recorder.record(_with_types(chosen.model, recorder, paths.learner), paths.model)

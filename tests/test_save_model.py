@@ -25,14 +25,14 @@ from stages.save_model import save_model
 from stages.system.files import describe
 
 
-def save(checkpoint, folder, **params):
-    """Save the last model of the checkpoints in *checkpoint*, and return the weights that were exported."""
+def save(checkpoint, folder, model=None, **params):
+    """Save the last model of the checkpoints in *checkpoint*, and return the weights, loaded into *model*."""
     config = SaveModelConfig(exports=("safetensors",), **params)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
     paths = (folder / "config.json", folder / "model.mpk.gz", folder / "exports")
     save_model(config, SaveModelPaths(checkpoint, *paths))
-    model = Mlp((4,), 3)
+    model = model or Mlp((4,), 3)
     load_into(model, read_item(folder / "model.mpk.gz"))
     exported = load_file(folder / "exports/model.safetensors")
     assert all(torch.equal(each, exported[name]) for name, each in model.state_dict().items())
@@ -53,6 +53,22 @@ def test_average_is_saved_unless_the_weights_of_the_training_are_asked_for(tmp_p
     assert torch.equal(save(checkpoint, tmp_path / "averaged", weights="averaged"), averaged)
     assert torch.equal(save(checkpoint, tmp_path / "raw", weights="raw"), raw)
     assert not torch.equal(raw, averaged)
+
+
+@pytest.mark.parametrize("weights", ["averaged", "raw"])
+def test_model_in_double_precision_has_all_bits_of_float64_weights(weights, tmp_path):
+    """The record of a checkpoint has float32 by default."""
+    batches = [(torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3)]
+    builder = LearnerBuilder(tmp_path).with_file_checkpointer(DefaultRecorder()).renderer(NoRenderer())
+    learner = builder.devices(["cpu"]).build(Mlp((4,), 3).double(), Adam(), 0.1)
+    learner.fit(batches, batches)
+
+    recorder = {"kind": "default", "precision": "double"}
+    saved = save(
+        tmp_path / "checkpoint", tmp_path / "saved", Mlp((4,), 3).double(), weights=weights, recorder=recorder
+    )
+
+    assert torch.equal(saved, parameters_to_vector(learner.model.parameters()).detach())
 
 
 @pytest.mark.parametrize(("best", "epoch"), [(None, 3), ({"metric": "Accuracy", "direction": "highest"}, 1)])

@@ -23,7 +23,7 @@ from stages.data.sources.texts import ByteEncoder, TokenEncoder, encode_texts
 from stages.data.trees import Ragged, count_rows, flatten, shorten, take, unflatten
 from stages.devices import find_device
 from stages.devices.rng import preserve_random_state
-from stages.learner import LearnerSpec, use_average
+from stages.learner import LearnerSpec, load_weights, use_average
 from stages.optim.mixed_precision import MixedPrecision
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelConfig
@@ -327,7 +327,7 @@ def _load_newest(model: nn.Module, directory: Path) -> None:
     """Load the weights of the newest checkpoint in *directory*, or their average."""
     checkpointer = FileCheckpointer(directory, records.DefaultRecorder())
     checkpoint = checkpointer.restore(max(checkpointer.list_saved(), default=1), parts=["model"])
-    records.load_into(model, use_average(checkpoint).model, source=str(directory))
+    load_weights(model, use_average(checkpoint))
 
 
 def _read_key_params(store: Path) -> FitConfig:

@@ -14,8 +14,10 @@ from .hooks import check_hook as check_hook
 from .learner import Learner as Learner
 from .lr_finder import LearningRateCurve as LearningRateCurve
 from .lr_finder import find_learning_rate as find_learning_rate
+from .model_state import load_weights as load_weights
 from .model_state import state_dict_of as state_dict_of
 from .model_state import use_average as use_average
+from .model_state import use_exact_weights as use_exact_weights
 from .resume.loop_checkpoints import LoopCheckpoints as LoopCheckpoints
 from .resume.warm_start import Origin as Origin
 from .resume.warm_start import PastEpochs as PastEpochs

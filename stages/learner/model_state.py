@@ -293,6 +293,15 @@ def load_weights(model: Any, checkpoint: Checkpoint) -> None:
     model.load_state_dict({**model.state_dict(), **decode_state(checkpoint.trainer["model"])})
 
 
+def use_exact_weights(checkpoint: Checkpoint) -> Checkpoint:
+    """Return *checkpoint* with all bits of its weights in the record of the model.
+
+    The record on disk has the precision of its recorder: float32 of a model in float64.
+    """
+    layout = from_plain(checkpoint.trainer["layout"], "the checkpoint")
+    return replace(checkpoint, model=record_of_state(state_dict_of(checkpoint), layout))
+
+
 def use_average(checkpoint: Checkpoint) -> Checkpoint:
     """Return *checkpoint* with the average of the weights as its model, if it has one."""
     trainer = checkpoint.trainer
