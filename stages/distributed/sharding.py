@@ -128,9 +128,16 @@ def check_sharded_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def accept_whole_tensors(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the block load whole tensors into a sharded model and *optimizer*; each rank takes its part."""
+    """Let the block load whole tensors into a sharded model and *optimizer*; each rank takes its part.
+
+    The groups of *optimizer* keep their option ``fused``: that of a checkpoint may not support shards.
+    """
+    options = [group.get("fused") for group in optimizer.param_groups]
     with _ShardedCopies():
         yield
+    for group, fused in zip(optimizer.param_groups, options, strict=True):
+        if "fused" in group:
+            group["fused"] = fused
     _shard_state(optimizer)
 
 

@@ -112,6 +112,24 @@ def test_run_that_was_saved_in_shards_resumes_on_others(size, strategy, tmp_path
     assert_equals_one_process(found[0][1], uninterrupted[1])
 
 
+def fit_sgd(directory, epochs, strategy):
+    """Train to the end of *epochs* with SGD, which is fused without shards."""
+    builder = start(directory, epochs).strategy(strategy).checkpoint("auto")
+    learner = builder.build(build_net(), Sgd(momentum=0.9), 0.05)
+    learner.fit(*loaders())
+    return learner.resumed, outcome(learner)
+
+
+def test_run_with_fused_sgd_resumes_in_shards(tmp_path):
+    one = fit_sgd(tmp_path / "one", 2, "auto")
+
+    fit_sgd(tmp_path / "ranks", 1, "auto")
+    found = run_ranks(fit_sgd, 2, tmp_path / "ranks", 2, "fsdp")
+
+    assert found[0][0] == "after epoch 1"
+    assert_equals_one_process(found[0][1], one[1])
+
+
 RANK_OF_LAST_ROW = 1
 
 
