@@ -75,6 +75,7 @@ from stages.records import (
     NamedMpkGzFileRecorder,
     Recorder,
     fields_unlike_burn,
+    separate_elements,
 )
 from stages.runs import Checkpoint, FileCheckpointer, StoredCheckpointer, default_retention
 from stages.runs.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
@@ -171,6 +172,7 @@ def _place_model(
     If there is a group of ranks in *shards*, they shard the parameters, which are not on a device before.
     """
     prepare_process(options.compute, device)
+    separate_elements(model)
     warn_of_ineffective_compile(model)
     warn_of_cudnn_dropout(model, device)
     if options.gradient_checkpointing:

@@ -52,4 +52,5 @@ from .torch_layouts.skeleton import to_plain as to_plain
 from .torch_layouts.state_dict import LoadResult as LoadResult
 from .torch_layouts.state_dict import Selection as Selection
 from .torch_layouts.state_dict import load_into as load_into
+from .torch_layouts.state_dict import separate_elements as separate_elements
 from .torch_layouts.state_dict import state_of as state_of

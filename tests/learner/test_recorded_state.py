@@ -262,3 +262,34 @@ def test_run_of_a_model_with_the_names_of_a_tensors_parts_resumes(recorder, tmp_
 
     assert learner.resumed == "after epoch 1"
     assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])
+
+
+class Expanded(Net):
+    """A model with buffers whose elements share memory, one of them in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([2.0, 3.0]).expand(4, 2))
+        self.inner = nn.Module()
+        self.inner.register_buffer("scale", self.scale)
+        self.register_buffer("mask", torch.ones(1).expand(2), persistent=False)
+
+    def forward(self, inputs):
+        return super().forward(inputs) * self.scale[0] * self.mask
+
+
+def test_run_with_expanded_buffers_is_averaged_and_resumes(tmp_path):
+    results = []
+    for folder, epochs in (("straight", 2), ("resumed", 1), ("resumed", 2)):
+        builder = LearnerBuilder(tmp_path / folder).num_epochs(epochs).renderer(NoRenderer())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").average_weights(
+            Ema(decay=0.9)
+        )
+        model = Expanded()
+        learner = builder.build(model, Sgd(momentum=0.9), 0.1)
+        assert model.inner.scale is model.scale
+        results.append(learner.fit([(X, Y)], [(X, Y)]).state_dict())
+
+    assert learner.resumed == "after epoch 1"
+    assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])
+    assert torch.equal(results[2]["scale"], Expanded().scale)

@@ -10,8 +10,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
 from stages.contracts.text import join_names
@@ -160,6 +162,7 @@ def load_into(
         RecordError: If *strict* and a tensor does not fit, or if the layout is ambiguous; *module* is then
             unchanged.
     """
+    separate_elements(module)
     current = module.state_dict()
     tree = skeleton_of(module)
     layout = layout or ("torch" if isinstance(item, OfTorch) else None)
@@ -177,6 +180,24 @@ def load_into(
     target.update(read.state)
     module.load_state_dict(target)
     return read
+
+
+def separate_elements(module: nn.Module) -> None:
+    """Give each element memory of its own in the buffers of *module* that `expand` made.
+
+    torch cannot write to such a buffer, as a resume, an average or a broadcast does. The values are the same.
+    """
+    copies: dict[Tensor, Tensor] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():  # noqa: SLF001  a name may hold dots
+            if buffer is not None and _shares_elements(buffer):
+                part._buffers[name] = copies.setdefault(buffer, buffer.contiguous())  # noqa: SLF001
+
+
+def _shares_elements(tensor: Tensor) -> bool:
+    if is_lazy(tensor) or tensor.layout != torch.strided:
+        return False
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _warn_of_square_layers(module: nn.Module, read: LoadResult, tree: Tree, source: str) -> None:
