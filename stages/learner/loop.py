@@ -50,7 +50,7 @@ from stages.learner.steps.rank_step import (
     synchronize_ranks,
     synchronize_training_state,
 )
-from stages.learner.steps.step_strategies import LbfgsStep, PlainStep, StepResult
+from stages.learner.steps.step_strategies import Buffers, LbfgsStep, PlainStep, StepResult
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.models import ClassificationStep
 from stages.optim import RunLength, Scheduler
@@ -144,7 +144,8 @@ class Loop:
         """Validate on the first batches of *loader*, and discard the values and changes of the model."""
         split = Split.VALID
         model = self._state.model.model.eval()
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        buffers = Buffers(model)
+        buffers.save()
         state = deepcopy(training_state(model))
         metrics = [
             (metric, ())
@@ -157,8 +158,7 @@ class Loop:
         for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
             meter.measure(self._strategy.validate(self._run_valid_step, batch).item, iteration, 0.0)
         meter.finish()
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        buffers.restore()
         load_training_state(model, state)
 
     def _check_schedule(self, batches: int) -> None:

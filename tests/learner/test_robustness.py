@@ -139,6 +139,33 @@ def test_skipped_batch_changes_neither_weights_nor_running_statistics(start, tin
     assert math.isfinite(learner.history.series(Split.TRAIN, "Loss")[2])
 
 
+class Centered(ClassificationStep, nn.Linear):
+    """Assigns new tensors to its buffers, the mean of the inputs and the number of batches."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.seen = self.seen + 1
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
+        return super().forward(inputs - self.mean)
+
+
+def test_skipped_batch_changes_no_buffer_to_which_the_model_assigns(start, tmp_path):
+    torch.manual_seed(3)
+    good = [(torch.randn(2, 4), torch.tensor([0, 1])) for _ in range(3)]
+    bad = (torch.full((2, 4), math.nan), torch.tensor([0, 1]))
+
+    def train(name, batches):
+        torch.manual_seed(3)
+        builder = start(tmp_path / name, 2).non_finite(NonFinite(kind="skip"))
+        return builder.build(Centered(), Adam(), 0.05).fit(batches).state_dict()
+
+    torch.testing.assert_close(train("skipped", [*good, bad]), train("without", good), rtol=0, atol=0)
+
+
 class Steep(Normed):
     """Its gradients are finite in each batch, and their sum over batches overflows."""
 

@@ -51,6 +51,15 @@ def test_first_batches_are_validated_before_training(tmp_path):
     assert model.validated == 3
 
 
+def test_sanity_check_keeps_a_buffer_to_which_the_model_assigns(tmp_path):
+    class Assigning(Counting):
+        def valid_step(self, batch):
+            self.validated = self.validated + 1
+            return ClassificationStep.valid_step(self, batch)
+
+    assert fit(tmp_path, 2, model=Assigning()).validated == 3
+
+
 def test_sanity_check_changes_no_file_of_the_run(train, tmp_path):
     def files(folder):
         paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "experiment.log"]

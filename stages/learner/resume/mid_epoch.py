@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
+
 from stages.contracts.errors import CheckpointError
 from stages.contracts.events import Interrupter, Progress
 from stages.contracts.history import Split
@@ -29,7 +31,6 @@ from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.run_state import LoopPosition
-from stages.learner.steps.step_strategies import Buffers
 from stages.learner.streams import Lookahead, count_batches
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,9 @@ class MidEpochCheckpointer:
             return None
         saved = position.ranks[rank - 1]
         model = self._state.model.model
-        Buffers(model).restore(saved["buffers"])
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), saved["buffers"], strict=False):
+                buffer.copy_(value)
         if "training_state" in saved:
             load_training_state(model, saved["training_state"])
         return saved

@@ -6,7 +6,7 @@
 `rank_step.py` has the step of several ranks, and `cuda_graph.py` the captured one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -175,22 +175,40 @@ class LbfgsStep(PlainStep):
 
 
 class Buffers:
-    """The buffers of *model*, such as running statistics, and a copy to restore; none if it is None."""
+    """The buffers of *model*, such as running statistics, and a copy to restore; none if it is None.
+
+    A model may change a buffer in place, or assign a new tensor to it.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._buffers = list(model.buffers()) if model is not None else []
-        self.saved: list[torch.Tensor] = []
-        """The values at the last call of `save`."""
+        self._modules = list(model.modules()) if model is not None else []
+        self.saved: list[SavedBuffer] = []
+        """The buffers at the last call of `save`."""
 
     def save(self) -> None:
         """Copy the current values."""
-        self.saved = [buffer.clone() for buffer in self._buffers]
+        self.saved = [
+            SavedBuffer(module, name, buffer, buffer.clone())
+            for module in self._modules
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
 
-    def restore(self, values: list[torch.Tensor] | None = None) -> None:
-        """Set the buffers to *values*, by default the saved ones."""
+    def restore(self, saved: Sequence["SavedBuffer"] | None = None) -> None:
+        """Restore the buffers in *saved*, by default those of the last call of `save`."""
         with torch.no_grad():
-            for buffer, value in zip(self._buffers, self.saved if values is None else values, strict=False):
+            for module, name, buffer, value in self.saved if saved is None else saved:
                 buffer.copy_(value)
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer of a module, and a copy of its value."""
+
+    module: Any
+    name: str
+    buffer: torch.Tensor
+    value: torch.Tensor
 
 
 class _SkippedError(Exception):
