@@ -1,5 +1,7 @@
 """The numbers and samples that a step logs beside its output, on their way to the meter of the pass."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,3 +69,13 @@ class StepLog:
 
 current_log: ContextVar[StepLog | None] = ContextVar("current_log", default=None)
 """The log of the pass in progress; None outside of a training and an evaluation."""
+
+
+@contextmanager
+def keep_step_log() -> Iterator[None]:
+    """Restore `current_log` after the block, which may be an evaluation within a training, or raise."""
+    token = current_log.set(None)
+    try:
+        yield
+    finally:
+        current_log.reset(token)

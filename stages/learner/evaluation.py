@@ -3,8 +3,8 @@
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -18,6 +18,7 @@ from stages.contracts.events import MetricLogger, Progress, Renderer, Renderers
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.printing import print_text
+from stages.contracts.step_log import keep_step_log
 from stages.devices.compilation import compile_in_place, unwrap_compiled
 from stages.devices.compute_settings import ComputeSettings, apply_compute_settings, find_device
 from stages.devices.rng import seed_generators
@@ -201,9 +202,14 @@ class Evaluator:
         progress.latest = meter.latest
         try:
             log_definitions(metrics)
-            with explain_step_errors(self._model), apply_compute_settings(options.compute, self._device):
+            with (
+                keep_modes(self._model),
+                keep_step_log(),
+                explain_step_errors(self._model),
+                apply_compute_settings(options.compute, self._device),
+            ):
                 self._measure(loader, meter, progress)
-            return meter.finish()
+                return meter.finish()
         finally:
             self._renderer.close()
             logger.close()
@@ -221,6 +227,17 @@ class Evaluator:
             meter.measure(item, iteration, 0.0)
             progress.batch, progress.items = iteration, progress.items + item.size
             self._renderer.step(progress)
+
+
+@contextmanager
+def keep_modes(model: Any) -> Iterator[None]:
+    """Restore the mode of each module of *model* after the block: a hook may evaluate within an epoch."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def _tag(name: str) -> str:
@@ -277,17 +294,18 @@ def confusion_matrix(
     """
     seed_generators(seed)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    model.eval()
     merged: list[ConfusionMatrix] = []
     recent: list[ConfusionMatrix] = []
-    for batch in iterate_on_device(loader, device):
-        with autocast():
-            item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
-        if should_stop() or not _is_of_classes(item):
-            return None
-        recent.append(ConfusionMatrix.from_output(item))
-        if len(recent) == MAX_UNMERGED_BATCHES:
-            merged, recent = [_add([*merged, _add(recent).merge()])], []
+    with keep_modes(model), keep_step_log():
+        model.eval()
+        for batch in iterate_on_device(loader, device):
+            with autocast():
+                item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
+            if should_stop() or not _is_of_classes(item):
+                return None
+            recent.append(ConfusionMatrix.from_output(item))
+            if len(recent) == MAX_UNMERGED_BATCHES:
+                merged, recent = [_add([*merged, _add(recent).merge()])], []
     return _add([*merged, *recent]) if merged or recent else None
 
 

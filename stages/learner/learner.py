@@ -10,6 +10,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
 from stages.contracts.printing import print_text
+from stages.contracts.step_log import keep_step_log
 from stages.devices.compute_settings import apply_compute_settings
 from stages.devices.memory import report_device_errors
 from stages.learner.assembly import AnyOptimizer, Components, LearningRate, assemble
@@ -126,6 +127,7 @@ class Learner:
                 self._note_machine()
             loop = Loop(self.components)
             with (
+                keep_step_log(),
                 explain_step_errors(self.model),
                 report_device_errors(self.components.device, loop.describe_position),
                 self.compute_settings(),

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
+from stages.contracts.step_log import current_log
 from stages.data import DataLoaderBuilder, TensorDataset
-from stages.learner import EvaluatorBuilder, confusion_cells, confusion_matrix
+from stages.learner import EvaluatorBuilder, Hook, confusion_cells, confusion_matrix
 from stages.loggers import ExperimentLog
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
+from stages.optim import Adam
 from stages.renderers import NoRenderer, PlainRenderer
 
 
@@ -27,6 +30,44 @@ def test_evaluation_returns_the_values_of_validation(evaluator, tiny):
 
     last = learner.epoch
     assert values == {name: learner.history.series(Split.VALID, name)[last] for name in ("Accuracy", "Loss")}
+
+
+class Logging(ClassificationStep, nn.Sequential):
+    def loss(self, logits, targets):
+        self.log("norm", logits.square().mean())
+        return super().loss(logits, targets)
+
+
+@pytest.mark.parametrize("event", ["before_epoch", "after_step"])
+def test_evaluation_in_a_hook_does_not_change_the_training(event, start, tiny, tmp_path):
+    def evaluate(hook, context):
+        builder = EvaluatorBuilder(tmp_path).metrics(LossMetric()).device("cpu").renderer(NoRenderer())
+        builder.build(context.model).eval("all", tiny[1]()[1])
+        confusion_matrix(context.model, tiny[1]()[1], seed=context.step, should_stop=lambda: False)
+        torch.manual_seed(context.step)
+
+    def seed(hook, context):
+        torch.manual_seed(context.step)
+
+    def train(name, call):
+        hook = type("Evaluate", (Hook,), {event: call})()
+        learner = start(tmp_path / name).hooks(hook).build(Logging(*tiny[0]()), Adam(), 0.05)
+        learner.fit(*tiny[1]())
+        return list(learner.history)
+
+    assert train("with", evaluate) == train("without", seed)
+
+
+def test_numbers_of_a_step_are_not_kept_after_a_run_that_fails(start, tiny, tmp_path):
+    class Failing(Hook):
+        def after_step(self, context):
+            raise KeyboardInterrupt
+
+    learner = start(tmp_path).hooks(Failing()).build(Logging(*tiny[0]()), Adam(), 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(*tiny[1]())
+
+    assert current_log.get() is None
 
 
 def test_logs_go_to_a_folder_of_the_name_without_epochs(evaluator, tiny, tmp_path, capsys):
