@@ -68,7 +68,7 @@ class LearnerBuilder:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self._options = LearnerOptions(Path(directory))
+        self._options = LearnerOptions(Path(directory).absolute())  # the run may change the current folder
 
     @property
     def directory(self) -> Path:

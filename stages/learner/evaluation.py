@@ -78,7 +78,7 @@ class EvaluatorBuilder:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self._options = EvaluatorOptions(Path(directory))
+        self._options = EvaluatorOptions(Path(directory).absolute())
 
     def metric_numeric(self, metric: AnyMetric) -> Self:
         """Measure *metric*, with a row in the summary."""

@@ -2,18 +2,20 @@
 
 import copy
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from run_files import read_run_files
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.events import Interrupter
 from stages.contracts.history import Split
-from stages.learner import EvaluatorBuilder, LearnerBuilder
+from stages.learner import EvaluatorBuilder, Hook, LearnerBuilder
 from stages.loggers import read_history
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
@@ -338,6 +340,20 @@ def test_torch_loaders_with_generators_of_their_own_resume_exactly(options, star
     run("interrupted", 1)
 
     assert equal(state(uninterrupted), state(run("interrupted", 3, resumed=1)))
+
+
+def test_run_that_changes_the_current_folder_writes_to_its_directory(start, tiny, tmp_path, monkeypatch):
+    class ChangeFolder(Hook):
+        def after_step(self, context):
+            os.chdir(tmp_path / "other")
+
+    start(tmp_path / "expected").build(tiny[0](), Adam(), 0.05).fit(*tiny[1]())
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    start("run").hooks(ChangeFolder()).build(tiny[0](), Adam(), 0.05).fit(*tiny[1]())
+
+    assert read_run_files(tmp_path / "run") == read_run_files(tmp_path / "expected")
+    assert not list((tmp_path / "other").iterdir())
 
 
 def test_builder_can_be_used_again(start, tiny, tmp_path):

@@ -68,7 +68,7 @@ class LoopCheckpoints:
             RecordError: If a part has a value that no checkpoint can hold.
             CheckpointError: If *directory* has checkpoints of Burn, which the loop would replace.
         """
-        self._files = FileCheckpointer(Path(directory), NamedMpkGzFileRecorder(OriginalPrecision))
+        self._files = FileCheckpointer(Path(directory).absolute(), NamedMpkGzFileRecorder(OriginalPrecision))
         if self._files.list_burn_epochs():
             raise CheckpointError(f"{directory} has checkpoints that Burn wrote. Use another directory")
         self._model = model
