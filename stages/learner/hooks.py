@@ -220,8 +220,8 @@ class Hooks:
         """Set the position to batch *step* of *epoch*; before the first one, call ``before_fit``."""
         self.context.epoch, self.context.step = epoch, step
         if not self._has_begun:
-            self._has_begun = True
             self.call("before_fit", step)
+            self._has_begun = True  # not before: after an exception, `fit` may be called again
 
     def call(self, event: str, step: int = 0) -> None:
         """Call the hooks that have the method *event*."""

@@ -204,6 +204,24 @@ def test_resumed_run_of_the_package_schedulefree_equals_uninterrupted_run(
     assert_resumes_exactly(lambda: [ScheduleFree()], optimizer, stop_after, start, tiny, tmp_path)
 
 
+def test_before_fit_is_called_again_if_it_raised(start, tiny, tmp_path):
+    class Interrupted(Hook):
+        calls = 0
+
+        def before_fit(self, context):
+            self.calls += 1
+            if self.calls == 1:
+                raise KeyboardInterrupt
+
+    hook = Interrupted()
+    learner = start(tmp_path).hooks(hook).build(tiny[0](), Adam(), 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(*tiny[1]())
+    learner.fit(*tiny[1]())
+
+    assert hook.calls == 2
+
+
 def test_hook_without_after_step_adds_no_call_to_a_step():
     model = build_net()
     hooks = Hooks([FrozenNorms(), Hook()], model, torch.optim.SGD(model.parameters()))
