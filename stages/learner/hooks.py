@@ -67,7 +67,7 @@ class Hook:
         """
 
     def before_validation(self, context: HookContext) -> None:
-        """Act after the training of an epoch that is validated."""
+        """Act before the validation of an epoch, with the model in evaluation mode."""
 
     def after_validation(self, context: HookContext) -> None:
         """Act after the validation, with the model in evaluation mode."""

@@ -192,6 +192,7 @@ class Loop:
         # a validation that was interrupted is completed, even if the run no longer validates after this epoch
         is_validated = self._is_validated(epoch) or (position is not None and position.split is Split.VALID)
         if valid is not None and is_validated:
+            self._state.model.model.eval()
             self._hooks.call("before_validation", step)
             with self._state.model.apply_average():
                 is_complete = self._validate(valid, epoch)
@@ -246,7 +247,6 @@ class Loop:
     def _validate(self, loader: Loader, epoch: int) -> bool:
         """Validate on *loader* once; return whether the pass was completed."""
         log.info("Executing validation step for epoch %d", epoch)
-        self._state.model.model.eval()
         meter = self._begin(Split.VALID, loader, epoch)
         first = iteration = self._progress.batch
         batches = self._open(loader, meter)

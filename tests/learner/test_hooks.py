@@ -204,6 +204,24 @@ def test_resumed_run_of_the_package_schedulefree_equals_uninterrupted_run(
     assert_resumes_exactly(lambda: [ScheduleFree()], optimizer, stop_after, start, tiny, tmp_path)
 
 
+def test_modes_that_before_validation_sets_are_those_of_the_validation(start, tiny, tmp_path):
+    seen = []
+
+    class Recording(Net):
+        def valid_step(self, batch):
+            seen.append([module.training for module in self])
+            return super().valid_step(batch)
+
+    class DropInValidation(Hook):
+        def before_validation(self, context):
+            context.model[1].train()
+
+    builder = start(tmp_path, 2).hooks(DropInValidation())
+    builder.build(Recording(*tiny[0]()), Adam(), 0.05).fit(*tiny[1]())
+
+    assert seen == [[False, True, False, False]] * 2 * VALID_BATCHES
+
+
 def test_before_fit_is_called_again_if_it_raised(start, tiny, tmp_path):
     class Interrupted(Hook):
         calls = 0
