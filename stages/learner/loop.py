@@ -268,6 +268,7 @@ class Loop:
         """Finish *epoch*: flush the logs, show its values, and save."""
         state = self._state
         self._hooks.call("after_epoch")
+        state.model.check_parameters()
         synchronize_training_state(self._group, state.model.model)
         state.finish_epoch(epoch, is_validated=self._is_validated(epoch))
         self._observers.flush()

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from stages import distributed
-from stages.contracts.errors import CheckpointError, RecordError
+from stages.contracts.errors import BuilderError, CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
+from stages.contracts.text import join_names
 from stages.learner.checks import RuleOptions, find_valid_metrics, updates_itself
 from stages.learner.hooks import Hooks
 from stages.learner.resume.training_state import load_training_state, training_state
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 64
 """The updates between two searches for options and state of the optimizer that a model has changed."""
+MAX_LISTED_PARAMETERS = 4
+"""Limit of the names in a message."""
 _PROGRESS = {"optimizer", "last_epoch"}
 """Parameters of a scheduler that are not its options."""
 
@@ -69,8 +72,9 @@ class ModelState:
         """The hooks of the run."""
         self.is_sharded = False
         """True if each rank has a part of every parameter."""
+        self._parameters: dict[str, Tensor] = dict(model.named_parameters())
         self._stepper = Stepper(
-            list(model.parameters()),
+            list(self._parameters.values()),
             optimizer,
             clipping,
             fast_path=fast_path,
@@ -119,7 +123,23 @@ class ModelState:
     def begin_training(self) -> None:
         """Call the hooks, and adapt to what was changed in the optimizer since the last epoch."""
         self.hooks.call("before_epoch", self.hooks.context.step)
+        self.check_parameters()
         self._stepper.check_next()
+
+    def check_parameters(self) -> None:
+        """Raise `BuilderError` if the parameters of the model are not those that `update` changes."""
+        if self.is_sharded or self.updates_itself:  # gathered parameters are other objects
+            return
+        before, current = self._parameters, dict(self.model.named_parameters())
+        if [*map(id, before.values())] == [*map(id, current.values())]:
+            return
+        changed = [name for name in {**before, **current} if before.get(name) is not current.get(name)]
+        raise BuilderError(
+            f"the parameters of {type(self.model).__name__} changed in the run, in a hook or a step: "
+            f"{join_names(changed or list(current), MAX_LISTED_PARAMETERS)} were replaced, added, removed or "
+            "reordered, so the gradients would not fit. Change the modules before the learner is built, also "
+            "to prune them; in the run, change values in place, or requires_grad"
+        )
 
     @property
     def is_changed(self) -> bool:

@@ -8,6 +8,7 @@ from long_tests import covering_cases
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
+from torch.nn.utils.prune import l1_unstructured
 
 from stages.contracts.errors import BuilderError, PluginError
 from stages.learner import FrozenNorms, Hook, LearnerBuilder, ScheduleFree, Unfreeze
@@ -238,6 +239,41 @@ def test_before_fit_is_called_again_if_it_raised(start, tiny, tmp_path):
     learner.fit(*tiny[1]())
 
     assert hook.calls == 2
+
+
+def replace_layer(model, optimizer):
+    model[3] = nn.Linear(8, 3)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+def add_layer(model, optimizer):
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": list(model[4].parameters())})
+
+
+@pytest.mark.parametrize("event", ["before_epoch", "after_validation"])
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (replace_layer, r"3\.weight, 3\.bias"),
+        (add_layer, r"4\.weight, 4\.bias"),
+        (lambda model, _: l1_unstructured(model[0], "weight", 0.5), r"0\.weight, 0\.weight_orig"),
+    ],
+)
+def test_hook_that_changes_which_parameters_a_model_has_is_refused(
+    event, change, name, start, tiny, tmp_path
+):
+    def act(hook, context):
+        if context.epoch == 2:
+            change(context.model, context.optimizer)
+
+    hook = type("Change", (Hook,), {event: act})()
+    learner = start(tmp_path).hooks(hook).build(tiny[0](), Adam(), 0.05)
+
+    with pytest.raises(BuilderError, match=f"of Net changed in the run, .*{name}"):
+        learner.fit(*tiny[1]())
+
+    assert learner.epoch == 1
 
 
 def test_hook_without_after_step_adds_no_call_to_a_step():
