@@ -53,6 +53,15 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_reason(rule: Any, reason: Any) -> None:
+    """Raise `BuilderError` unless *reason*, which the early stopping *rule* returned, is a text or None."""
+    if not (reason is None or (isinstance(reason, str) and reason)):
+        raise BuilderError(
+            f"{type(rule).__name__}.reason{place_of(type(rule).reason)} returned {reason!r}: return a text "
+            "with the reason to stop the run, or None to continue"
+        )
+
+
 def check_trainable(model: torch.nn.Module) -> None:
     """Raise `BuilderError` if *model* has no parameters, or one that a lazy module has not created yet."""
     for path, module in model.named_modules():

@@ -34,6 +34,7 @@ from stages.learner.batches import (
 from stages.learner.checks import (
     RuleOptions,
     StepChecks,
+    check_reason,
     check_rules_without_validation,
     find_valid_metrics,
 )
@@ -54,6 +55,7 @@ from stages.learner.steps.step_strategies import Buffers, LbfgsStep, PlainStep, 
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.models import ClassificationStep
 from stages.optim import RunLength, Scheduler
+from stages.optim.scheduler import build_step
 
 log = logging.getLogger(__name__)
 
@@ -210,14 +212,15 @@ class Loop:
         log.info("Executing training step for epoch %d", epoch)
         strategy, progress, window = self._strategy, self._progress, self._state.window
         schedule, stops_after = self._state.model.scheduler, self._hooks.follow(self._mid_epoch.stops_after)
-        meter, rate, continue_window = self._begin(Split.TRAIN, loader, epoch), 0.0, schedule.step
+        meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
+        next_rate = continue_window = build_step(schedule)
         if isinstance(schedule, Scheduler) and schedule.counts_updates:
             continue_window = schedule.continue_window
         first = iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
             iteration += 1
-            rate = continue_window() if window.batches else schedule.step()
+            rate = continue_window() if window.batches else next_rate()
             result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
             del batch  # free its memory before the next one is loaded
             if result.is_skipped:
@@ -282,6 +285,7 @@ class Loop:
         if rule is None or not epoch or (find_valid_metrics(rule) and not self._is_validated(epoch)):
             return False
         reason = rule.reason(self._state.history)
+        check_reason(rule, reason)
         if reason:
             log.info("Stopping training loop, %s", reason)
         return self._group.any(reason is not None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import getattr_static
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from stages.contracts.events import (
 from stages.contracts.history import Split
 from stages.contracts.plugins import check_object
 from stages.contracts.step_log import MAX_SAMPLES, LoggedSample, StepLog, current_log
+from stages.contracts.user_code import place_of
 from stages.distributed import ONE_RANK, RankGroup
 from stages.learner.steps.rank_values import (
     NO_VALUE,
@@ -212,6 +214,7 @@ class Meter:
         self._telemetry_names = {metric.name for metric in self._metrics if metric.telemetry}
         self._own_values = {metric.name for metric in self._metrics if metric.is_equal_on_ranks}
         self._measures: list[Measure] = []
+        self._are_values_checked = False
         self._collectors: dict[str, Collector] = {}
         self._guard = guard
         self._iterations: list[int] = []
@@ -252,6 +255,8 @@ class Meter:
             for name, measure, values in self._measures or self._find(item):
                 values.append(known[name] if name in known else measure(item))
             self._iterations.append(iteration)
+            if not self._are_values_checked:
+                self._check_values()
         else:
             self._step_log.discard()
         self._batches += 1
@@ -312,6 +317,20 @@ class Meter:
                 measure, self._collectors[metric.name] = collector.add, collector
             self._measures.append((metric.name, measure, []))
         return self._measures
+
+    def _check_values(self) -> None:
+        """Raise `BuilderError` if a metric has returned something else than the measurement of a batch."""
+        self._are_values_checked = True
+        for metric in self._metrics:
+            values = next((values for name, _, values in self._measures if name == metric.name), [])
+            if not values or metric.name in self._collectors:
+                continue
+            if any(getattr_static(values[-1], name, None) is None for name in ("value", "count")):
+                kind, method = type(metric.metric), metric.methods.measure_step or metric.methods.measure
+                raise BuilderError(
+                    f"metric {metric.name!r}: {kind.__name__}.measure{place_of(method)} returned "
+                    f"{type(values[-1]).__name__}: return a Mean, for example Mean.from_sum(total, count)"
+                )
 
     def _pending(self) -> dict[str, list[MetricState]]:
         """Return the pending values, after the collectors have measured theirs."""

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Real
@@ -18,6 +18,7 @@ from stages.contracts.burn import ScheduleState, Version
 from stages.contracts.errors import BuilderError, CheckpointError, ParamsError, PluginError
 from stages.contracts.history import Direction, Split
 from stages.contracts.plugins import call_class, check_arguments, read_signature
+from stages.contracts.user_code import place_of
 from stages.optim.run_length import Per, RunLength, unit_of
 from stages.optim.schedules import (
     BUILT_IN,
@@ -310,6 +311,29 @@ def check_rate(rate: float) -> None:
         raise ParamsError(
             f"the learning rate must be finite and above 0; found {rate}. Set, for example, 1e-3"
         )
+
+
+def build_step(scheduler: LrScheduler) -> Callable[[], float]:
+    """Return the ``step`` of *scheduler*; one of a user raises `BuilderError` for an invalid rate."""
+    step = scheduler.step
+    if isinstance(scheduler, Scheduler | TorchScheduler | OptimizerRate):
+        return step
+
+    def run() -> float:
+        rate = step()
+        try:
+            is_valid = 0 <= rate < math.inf
+        except TypeError:
+            is_valid = False
+        if not is_valid:
+            kind = type(scheduler)
+            raise BuilderError(
+                f"{kind.__name__}.step{place_of(kind.step)} returned the learning rate {rate!r}: return a "
+                "finite number from 0"
+            )
+        return rate
+
+    return run
 
 
 class TorchScheduler:

@@ -3,13 +3,16 @@
 A rule is a pure function without state, so a resumed run decides exactly as an uninterrupted one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from stages.contracts.config import Config
+from stages.contracts.errors import BuilderError
 from stages.contracts.fields import Count, CountFromZero, NonNegative, Text
 from stages.contracts.history import Direction, History, Split, Value
+from stages.contracts.user_code import place_of
 
 
 class Retention(Protocol):
@@ -33,7 +36,7 @@ def epochs_to_keep(rule: Retention, history: History, inherited: Sequence[int], 
         for value in values.get(epoch, ()):
             so_far.add(value)
         if epoch >= first:
-            retained = rule.keep(sorted(retained | {epoch}), so_far) | {epoch}
+            retained = keep_epochs(rule, sorted(retained | {epoch}), so_far) | {epoch}
     return retained
 
 
@@ -89,6 +92,17 @@ class BestConfig(Config):
     """``valid`` or ``train``."""
     direction: Direction = Direction.LOWEST
     """Which value is best: the ``lowest`` or the ``highest``."""
+
+
+def keep_epochs(rule: "Retention", saved: Sequence[int], history: History) -> set[int]:
+    """Return the epochs in *saved* that *rule* keeps. Raises `BuilderError` if it returns anything else."""
+    kept: Any = rule.keep(saved, history)
+    if not isinstance(kept, Collection) or not all(isinstance(epoch, Integral) for epoch in kept):
+        raise BuilderError(
+            f"{type(rule).__name__}.keep{place_of(type(rule).keep)} returned {kept!r}: return the set of the "
+            "epochs to keep"
+        )
+    return set(kept)
 
 
 class Keep(Config):

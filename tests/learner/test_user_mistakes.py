@@ -450,6 +450,80 @@ def test_weight_may_be_any_number_above_0(weight, start, tmp_path):
     assert learner.epoch == 1
 
 
+class Answer:
+    """A rule, a schedule and a metric of a user, whose methods return one answer."""
+
+    name, unit = "Own", None
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def reason(self, history):
+        return self.answer
+
+    def keep(self, saved, history):
+        return self.answer
+
+    def step(self):
+        return self.answer
+
+    def measure(self, output):
+        return self.answer
+
+    def end_epoch(self, metric=None):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "words"),
+    [
+        (LearnerBuilder.early_stopping, False, r"reason \(.*\) returned False: return a text"),
+        (LearnerBuilder.early_stopping, True, r"reason \(.*\) returned True: return a text"),
+        (LearnerBuilder.with_checkpointing_strategy, None, r"keep \(.*\) returned None: return the set"),
+        (LearnerBuilder.metrics, 0.5, r"metric 'Own': Answer.measure \(.*\) returned float: return a Mean"),
+        (
+            LearnerBuilder.metrics,
+            None,
+            r"metric 'Own': Answer.measure \(.*\) returned NoneType: return a Mean",
+        ),
+    ],
+)
+def test_wrong_answer_of_a_rule_or_a_metric_is_one_message(change, answer, words, start, tmp_path):
+    builder = start(tmp_path, 3)
+    change(builder, Answer(answer))
+
+    with pytest.raises(BuilderError, match=words):
+        builder.build(net(), Adam(), 0.1).fit(batches(), batches())
+
+
+@pytest.mark.parametrize("rate", [None, "0.1", -0.1, float("nan"), float("inf")])
+def test_invalid_rate_of_a_schedule_is_refused_before_it_reaches_the_weights(rate, start, tmp_path):
+    model = net()
+    before = [parameter.clone() for parameter in model.parameters()]
+
+    with pytest.raises(BuilderError, match=r"Answer.step \(.*\) returned the learning rate .* from 0"):
+        start(tmp_path, 1).build(model, Adam(), Answer(rate)).fit(batches(), batches())
+
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_rule_may_return_a_list_of_epochs(start, tmp_path):
+    class Newest:
+        def keep(self, saved, history):
+            return saved[-1:]
+
+    builder = start(tmp_path, 3).with_checkpointing_strategy(Newest())
+    builder.build(net(), Adam(), 0.1).fit(batches(), batches())
+
+    assert [path.name for path in (tmp_path / "checkpoint").glob("model-*")] == ["model-3.mpk.gz"]
+
+
 class Renamed(LossMetric):
     def __init__(self, name):
         self.name = name

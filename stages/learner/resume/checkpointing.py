@@ -31,6 +31,7 @@ from stages.learner.run_state import LoopPosition
 from stages.records import read_tensors_with
 from stages.runs import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.runs.manifest import find_damage
+from stages.runs.retention import keep_epochs
 
 MAX_COPIED_BYTES = 16 << 20
 """Bytes of a state on a CPU up to which training continues while a copy of it is written."""
@@ -219,7 +220,7 @@ class CheckpointManager:
     def _choose_kept(self, saved: set[int], epoch: int, history: History) -> set[int]:
         """Return the epochs in *saved* up to *epoch*, and those that failed, that the rule keeps."""
         candidates = {number for number in saved if 0 < number <= epoch} | self._failed
-        return self._retention.keep(sorted(candidates), history) | {epoch}
+        return keep_epochs(self._retention, sorted(candidates), history) | {epoch}
 
     def _newest_before_failed(self, failed: set[int]) -> set[int]:
         """Return the newest saved epoch before those in *failed*, from which the run would resume."""

@@ -22,6 +22,7 @@ from stages.records import (
 )
 from stages.runs import Checkpoint, FileCheckpointer, Retention, default_retention
 from stages.runs.file_names import STEP_FOLDER
+from stages.runs.retention import keep_epochs
 
 
 class LoopCheckpoints:
@@ -126,7 +127,7 @@ class LoopCheckpoints:
 
     def _apply_retention(self, epoch: int) -> None:
         saved = [number for number in self._files.list_saved() if number <= epoch]
-        for old_epoch in set(saved) - {epoch, *self._retention.keep(saved, self.history)}:
+        for old_epoch in set(saved) - {epoch, *keep_epochs(self._retention, saved, self.history)}:
             self._files.delete(old_epoch)
 
     def _check_parts(self, checkpoint: Checkpoint) -> None:
