@@ -82,9 +82,11 @@ class NormalizeBatcher:
             self._channels = ChannelScale(mean, std)
         else:
             self._scale = 1.0 / std
-            self._offset = torch.tensor(-mean / std)
+            self._offset = torch.tensor(-mean / std, device="cpu")
             self._offsets: dict[torch.device, Tensor] = {}
-        means, divisors = (torch.tensor(numbers, dtype=torch.float64) for numbers in (mean, std))
+        means, divisors = (
+            torch.tensor(numbers, dtype=torch.float64, device="cpu") for numbers in (mean, std)
+        )
         is_large = bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any())
         self._exact = (means, divisors) if is_large else None
 
@@ -164,7 +166,9 @@ class ChannelScale:
     """
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        means, divisors = (torch.tensor(numbers, dtype=torch.float64).reshape(-1) for numbers in (mean, std))
+        means, divisors = (
+            torch.tensor(numbers, dtype=torch.float64, device="cpu").reshape(-1) for numbers in (mean, std)
+        )
         if len(means) != len(divisors) and 1 not in (len(means), len(divisors)):
             raise BuilderError(
                 f"mean and std must have the same number of values; found {len(means)} and {len(divisors)}"
@@ -202,7 +206,7 @@ class ChannelScale:
 def pad_rows(ragged: Ragged) -> Tensor:
     """Return the rows, (B, most rows, …), filled up with 0, or with -100 if they are integers."""
     fill = 0 if ragged.values.is_floating_point() else IGNORED_TARGET
-    is_row = torch.arange(int(ragged.lengths.max())) < torch.from_numpy(ragged.lengths)[:, None]
+    is_row = torch.arange(int(ragged.lengths.max()), device="cpu") < torch.from_numpy(ragged.lengths)[:, None]
     padded: Tensor = ragged.values.new_full((*is_row.shape, *ragged.values.shape[1:]), fill)
     padded[is_row] = ragged.values
     return padded
@@ -335,7 +339,7 @@ class PadBatcher:
                 are_aligned = all(row.shape[:1] == sample.shape[:1] for row, sample in pairs)
         lengths = self.measure(stored)
         longest = max(1, int(lengths.max()))
-        mask = torch.arange(longest) < lengths[:, None]
+        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         is_integer = isinstance(targets, Tensor) and not targets.is_floating_point()
         if are_aligned and is_integer and targets.shape[1:2] == stored.shape[1:2]:  # a class for each element
             targets = targets[:, :longest].masked_fill(~mask, self.target_pad)
@@ -352,7 +356,7 @@ class PadBatcher:
         is_element = (
             (inputs != self.pad_value).flatten(2).any(2) if inputs.ndim > 2 else inputs != self.pad_value
         )
-        positions = torch.arange(1, inputs.shape[1] + 1)
+        positions = torch.arange(1, inputs.shape[1] + 1, device=inputs.device)
         return (is_element * positions).amax(1)
 
     def _stack_targets(self, targets: list[Tensor]) -> Tensor:
@@ -381,7 +385,7 @@ def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
         case object(inputs=Tensor() as inputs), object(measure=measure):
             return torch.cat([measure(rows) for rows in torch.split(inputs, MEASURED_ROWS)])
     with preserve_random_state():
-        return torch.tensor([_read_length(dataset, index) for index in range(len(dataset))])
+        return torch.tensor([_read_length(dataset, index) for index in range(len(dataset))], device="cpu")
 
 
 def _read_length(dataset: Any, index: int) -> int:

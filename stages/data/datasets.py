@@ -175,7 +175,7 @@ class ShuffledDataset(SelectionDataset):
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(seed, "shuffled"))
-        super().__init__(dataset, torch.randperm(len(dataset), generator=generator).tolist())
+        super().__init__(dataset, torch.randperm(len(dataset), generator=generator, device="cpu").tolist())
 
 
 class SamplerDataset(SelectionDataset):
@@ -191,7 +191,7 @@ class SamplerDataset(SelectionDataset):
         if replacement:
             drawn = torch.randint(count, (size,), generator=generator)
         else:
-            drawn = torch.randperm(count, generator=generator)[:size]
+            drawn = torch.randperm(count, generator=generator, device="cpu")[:size]
         super().__init__(dataset, drawn.tolist())
 
 

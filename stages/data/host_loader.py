@@ -70,7 +70,10 @@ class Order:
 
     def has_share(self, batch: int) -> bool:
         """Return whether the rank takes a sample of *batch*, counted from 0."""
-        return self.fills_empty or len(self._take_share(torch.arange(self.count_samples(batch)))) > 0
+        return (
+            self.fills_empty
+            or len(self._take_share(torch.arange(self.count_samples(batch), device="cpu"))) > 0
+        )
 
     def _take_share(self, indices: torch.Tensor) -> torch.Tensor:
         taken = indices[share_of(len(indices), *self.share)]
@@ -81,7 +84,7 @@ class Order:
         if self.seed is None:
             return torch.arange(self.samples, device=device)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-        return torch.randperm(self.samples, generator=generator).to(device)
+        return torch.randperm(self.samples, generator=generator, device="cpu").to(device)
 
 
 class BucketOrder(Order):
@@ -108,7 +111,7 @@ class BucketOrder(Order):
         full = self.samples // self.batch_size
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "buckets", epoch))
         batches = ordered[: full * self.batch_size].view(full, self.batch_size)
-        batches = batches[torch.randperm(full, generator=generator)]
+        batches = batches[torch.randperm(full, generator=generator, device="cpu")]
         return torch.cat([batches.flatten(), ordered[full * self.batch_size :]]).to(device)
 
     def _sort(self, indices: torch.Tensor) -> torch.Tensor:

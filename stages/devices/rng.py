@@ -76,8 +76,8 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
             name: torch.get_device_module(name).get_rng_state(*_position(name))
             for name in device_names(devices)
         },
-        "python": [version, torch.tensor(words), gauss],
-        "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
+        "python": [version, torch.tensor(words, device="cpu"), gauss],
+        "numpy": [name, torch.tensor(key.astype(np.int64), device="cpu"), *numbers],
     }
 
 

@@ -317,7 +317,7 @@ def best_epoch(
 
 def _epochs_tree(epochs: Sequence[int]) -> int | Tensor:
     is_gapless = epochs[-1] - epochs[0] + 1 == len(epochs)
-    return epochs[0] if is_gapless else torch.tensor(epochs, dtype=torch.int64)
+    return epochs[0] if is_gapless else torch.tensor(epochs, dtype=torch.int64, device="cpu")
 
 
 def _values(entry: Mapping[str, Any]) -> list[Value]:

@@ -47,7 +47,7 @@ class HostSnapshot:
 
     def __init__(self) -> None:
         self._memory: Any = None
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._device: torch.device | None = None
         """The device of CUDA from which tensors are copied."""
         self._arrivals: list[torch.cuda.Event] = []
@@ -96,7 +96,9 @@ class HostSnapshot:
         self.nbytes = _places(ranges)[-1]
         if self.nbytes <= len(self._buffer):
             return False
-        self._memory = self._buffer = torch.empty(0, dtype=torch.uint8)  # free the previous one first
+        self._memory = self._buffer = torch.empty(
+            0, dtype=torch.uint8, device="cpu"
+        )  # free the previous one first
         self._memory = _map_memory(self.nbytes + SPARE_BYTES)
         self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._device = next((source.storage.device for source in ranges if source.is_cuda), None)

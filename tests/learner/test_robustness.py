@@ -356,6 +356,18 @@ def test_run_that_changes_the_current_folder_writes_to_its_directory(start, tiny
     assert not list((tmp_path / "other").iterdir())
 
 
+def test_default_device_of_the_program_changes_no_byte_of_a_resumed_run(start, tiny, tmp_path):
+    def train(name, device):
+        for epochs in (1, 3):
+            builder = start(tmp_path / name, epochs).checkpoint_every(steps=2).checkpoint("auto")
+            model, loaders = tiny[0](), tiny[1]()
+            with device:
+                builder.build(model, Adam(), 0.05).fit(*loaders)
+        return read_run_files(tmp_path / name)
+
+    assert train("meta", torch.device("meta")) == train("cpu", nullcontext())  # meta tensors have no values
+
+
 def test_builder_can_be_used_again(start, tiny, tmp_path):
     net, loaders = tiny
     builder = start(tmp_path, 1)
