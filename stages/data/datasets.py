@@ -189,7 +189,7 @@ class SamplerDataset(SelectionDataset):
             )
         generator = torch.Generator().manual_seed(derive_seed(seed, "sampler"))
         if replacement:
-            drawn = torch.randint(count, (size,), generator=generator)
+            drawn = torch.randint(count, (size,), generator=generator, device="cpu")
         else:
             drawn = torch.randperm(count, generator=generator, device="cpu")[:size]
         super().__init__(dataset, drawn.tolist())

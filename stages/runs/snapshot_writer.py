@@ -96,9 +96,8 @@ class HostSnapshot:
         self.nbytes = _places(ranges)[-1]
         if self.nbytes <= len(self._buffer):
             return False
-        self._memory = self._buffer = torch.empty(
-            0, dtype=torch.uint8, device="cpu"
-        )  # free the previous one first
+        # free the previous one first
+        self._memory = self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._memory = _map_memory(self.nbytes + SPARE_BYTES)
         self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._device = next((source.storage.device for source in ranges if source.is_cuda), None)
