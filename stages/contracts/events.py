@@ -104,7 +104,7 @@ class Progress:
     latest: Callable[[], Mapping[str, float]] = dict
     """A function that returns the value of each metric on the last batch of this split."""
     telemetry: dict[Split, Mapping[str, float]] = field(default_factory=dict)
-    """The values of telemetry metrics, over the last pass of each split that this process has completed."""
+    """The values of telemetry metrics, over each pass of this epoch that this process has completed."""
     shown: Mapping[str, Shown] = field(default_factory=dict)
     """The display options by metric: text metrics first, then numeric ones, each in order of registration."""
     interrupter: Interrupter = field(default_factory=Interrupter)

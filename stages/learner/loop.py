@@ -307,6 +307,8 @@ class Loop:
         """Return the meter of a pass over *loader*, and set the progress to where the pass begins."""
         meter = self._meter = self._observers.meter(split, epoch, self._state.guard)
         progress, position = self._progress, self._state.position
+        if epoch != progress.epoch:
+            progress.telemetry = {}
         progress.split, progress.epoch = split, epoch
         progress.batches = self._count_batches(loader, split)
         progress.batch, progress.items = (position.iteration, position.items) if position else (0, 0)

@@ -9,9 +9,10 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction, Split
 from stages.learner import LearnerBuilder
 from stages.learner.run_state import best_epoch
-from stages.metrics import LossMetric
+from stages.metrics import IterationSpeedMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.records import DefaultRecorder
+from stages.renderers import NoRenderer
 from stages.runs import MetricEarlyStopping
 
 BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3
@@ -95,6 +96,25 @@ def test_run_that_is_too_short_for_a_validation_has_its_last_epoch_as_best(tmp_p
     learner = fit(tmp_path, 1, 2)
 
     assert best_epoch(learner.components.state.checkpoint()) == 1
+
+
+def test_telemetry_of_an_epoch_without_validation_has_no_values_of_an_earlier_one(tmp_path):
+    class Splits(NoRenderer):
+        """The splits of which each epoch has telemetry."""
+
+        def __init__(self):
+            self.measured = []
+
+        def epoch_end(self, progress, history):
+            self.measured.append([split.value for split in progress.telemetry])
+
+    renderer, model = Splits(), Net(4, 2)
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric(), IterationSpeedMetric()).devices(["cpu"])
+    builder.validate_every(2).num_epochs(3).renderer(renderer)
+
+    builder.build(model, torch.optim.SGD(model.parameters(), 0.1)).fit(BATCHES, BATCHES)
+
+    assert renderer.measured == [["train"], ["train", "valid"], ["train"]]
 
 
 def test_number_below_1_is_rejected(tmp_path):
