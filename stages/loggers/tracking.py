@@ -76,7 +76,7 @@ class Tracker(Protocol):
     def finish(self, status: str, summary: Mapping[str, Any]) -> None:
         """End the run: *status* is ``finished``, ``failed`` or ``stopped``.
 
-        *summary* has the last and the best value of each metric.
+        *summary* has the last value of each metric, and the number of epochs.
         """
 
 
@@ -130,6 +130,7 @@ class TrackerProcess(NoRenderer):
         """Start the tracker's process."""
         self._progress = progress
         self._due = time.monotonic() + self._interval
+        self._summary = read_summary(self.directory / EVENTS_FILE, progress.first_epoch)
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
@@ -204,8 +205,23 @@ def list_samples(directory: Path | None, epoch: int) -> dict[str, str]:
 
 def summarize(history: History) -> dict[str, Any]:
     """Return the last value of each metric by its split and name, and the number of epochs."""
-    last = {f"{value.split}/{value.metric}": value.value for value in history.at(history.epochs)}
+    last = {f"{split}/{metric}": series.values[-1] for (split, metric), series in history.columns().items()}
     return {"epochs": history.epochs, **last}
+
+
+def read_summary(events: Path, first_epoch: int) -> dict[str, Any]:
+    """Return the summary of the epochs before *first_epoch* in *events*, those of earlier processes."""
+    summary: dict[str, Any] = {"epochs": 0}
+    with suppress(OSError, KeyError, TypeError), events.open("rb") as lines:
+        for point in (line["point"] for line in map(_parse, lines) if "point" in line):
+            values = {
+                name: value
+                for name, value in point["values"].items()
+                if name.partition("/")[0] in list(Split)
+            }
+            if values and point["step"] < first_epoch:
+                summary |= values | {"epochs": point["step"]}
+    return summary
 
 
 def send_pending(kind: str, directory: Path, arguments: Mapping[str, Any]) -> str:

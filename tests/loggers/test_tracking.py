@@ -16,6 +16,7 @@ from waiting import has_exited, wait_until
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
+from stages.contracts.history import Split
 from stages.learner import LearnerBuilder
 from stages.loggers import RunDescription, TrackerProcess, build_tracker
 from stages.metrics import LossMetric
@@ -43,6 +44,7 @@ class Recording:
             self._append("log", point.step, sorted(point.values))
     def finish(self, status, summary):
         self._append("finish", status, summary["epochs"])
+        (self.file.parent / "summary").write_text(json.dumps(summary))
 
 class Offline(Recording):
     starts_empty = True
@@ -57,12 +59,13 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
-def train(directory, tracker=None, epochs=2, kind=Net):
+def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1):
     torch.manual_seed(0)
     random.seed(0)
     batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
     builder = LearnerBuilder(directory).devices(["cpu"]).metrics(LossMetric()).num_epochs(epochs).seed(1)
     builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").renderer(NoRenderer())
+    builder.validate_every(validate_every)
     if tracker:
         builder.with_progress_logger(tracker)
     learner = builder.build(kind(4, 3), Adam(), 0.1)
@@ -148,6 +151,18 @@ def test_tracker_that_starts_empty_receives_all_points_of_a_resumed_run_and_its_
     steps = [(call[0], call[1]) for call in calls(tmp_path, "Offline") if call[0] != "start"]
     first = [("log", 1), ("finish", "finished")]
     assert steps == [*first, ("log", 1), ("log", 2), ("log", 3), ("finish", "finished")]
+
+
+def test_summary_has_the_last_value_of_each_metric_also_of_earlier_processes(recording, tmp_path):
+    for epochs in (1, 3, 3):  # the last process trains no epoch
+        learner = train(tmp_path / "run", recording(tmp_path), epochs=epochs, validate_every=2)
+
+    summary = json.loads((tmp_path / "Recording/summary").read_text())
+    assert summary == {
+        "epochs": 3,
+        "train/Loss": learner.history.value(3, Split.TRAIN, "Loss"),
+        "valid/Loss": learner.history.value(2, Split.VALID, "Loss"),
+    }
 
 
 def test_tracker_that_is_too_slow_is_ended(tmp_path, caplog):
