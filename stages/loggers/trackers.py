@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -45,6 +46,8 @@ class MlflowTracker:
         self._experiment = experiment
         self._file = directory / RUN_FILE
         self._id = ""
+        self._names: dict[str, str] = {}
+        """The names of the metrics that were sent, and those that they have in MLflow."""
 
     def start(self, run: RunDescription) -> None:
         """Create the run with its params and tags, or mark the existing one as running."""
@@ -61,9 +64,10 @@ class MlflowTracker:
         existing = self._client.get_experiment_by_name(self._experiment)
         experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
         created = self._client.create_run(experiment, run_name=run.name, tags=dict(run.tags))
+        values = flatten(run.params)
+        names = add_mlflow_names({}, values)
         params = [
-            self._entities.Param(mlflow_name(name), str(value)[:MAX_PARAM_LENGTH])
-            for name, value in flatten(run.params).items()
+            self._entities.Param(names[name], str(value)[:MAX_PARAM_LENGTH]) for name, value in values.items()
         ]
         for start in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(created.info.run_id, params=params[start : start + MAX_PARAMS])
@@ -71,8 +75,9 @@ class MlflowTracker:
 
     def log(self, points: Sequence[Point]) -> None:
         """Send *points*."""
+        self._names = add_mlflow_names(self._names, (name for point in points for name in point.values))
         metrics = [
-            self._entities.Metric(mlflow_name(name), value, round(point.time * 1000), point.step)
+            self._entities.Metric(self._names[name], value, round(point.time * 1000), point.step)
             for point in points
             for name, value in point.values.items()
         ]
@@ -181,6 +186,18 @@ def write_run_id(file: Path, identifier: str) -> None:
     write_text(file, json.dumps({"id": identifier}) + "\n")
 
 
-def mlflow_name(name: str) -> str:
-    """Return *name* with ``_`` for each character that MLflow does not allow."""
-    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)
+def add_mlflow_names(names: Mapping[str, str], additional: Iterable[str]) -> dict[str, str]:
+    """Return *names* and, for each of *additional*, the name that MLflow accepts.
+
+    It has ``_`` for each character that is neither a letter of any script, a digit, nor one of ``-. /``, and
+    a number at its end if another name has become the same.
+    """
+    result = dict(names)
+    used = set(result.values())
+    for name in additional:
+        if name not in result:
+            short = re.sub(r"[^\w\-. /]", "_", name)
+            others = (f"{short}_{number}" for number in count(2))
+            result[name] = next(other for other in others if other not in used) if short in used else short
+            used.add(result[name])
+    return result

@@ -19,6 +19,7 @@ from stages.contracts.errors import PluginError
 from stages.contracts.history import Split
 from stages.learner import LearnerBuilder
 from stages.loggers import RunDescription, TrackerProcess, build_tracker
+from stages.loggers.trackers import add_mlflow_names
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam
@@ -251,6 +252,18 @@ def test_database_of_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(tm
 @pytest.mark.long
 def test_server_of_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(mlflow_server, tmp_path):
     assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(mlflow_server, tmp_path)
+
+
+def test_names_that_differ_have_different_names_in_mlflow():
+    names = add_mlflow_names({}, ["valid/F1 ä", "valid/F1 精", "valid/P%"])
+
+    assert add_mlflow_names(names, ["valid/P#", "valid/P%", "valid/P_2"]) == {
+        "valid/F1 ä": "valid/F1 ä",
+        "valid/F1 精": "valid/F1 精",
+        "valid/P%": "valid/P_",
+        "valid/P#": "valid/P__2",
+        "valid/P_2": "valid/P_2",
+    }
 
 
 def test_run_finishes_without_the_server_of_mlflow(tmp_path, caplog):
