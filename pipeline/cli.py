@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,6 +120,8 @@ def _check_project(command: str | None) -> None:
 
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a chart or the text of a model must not end a command
     try:
         arguments = sys.argv[1:]
         if is_for_program(arguments):

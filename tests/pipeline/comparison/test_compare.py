@@ -197,6 +197,13 @@ def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(with
     assert without_page == with_experiments.call("compare")
 
 
+def test_curve_is_plotted_on_a_terminal_that_cannot_show_its_characters(finished):
+    done = finished.learner("plot", "valid/Loss", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+
+    assert (done.code, done.err) == (0, "")
+    assert "?? workspace" in done.out
+
+
 def test_plot_prints_a_mistake_to_standard_error(with_experiments):
     done = with_experiments.call("plot", "Los")
 
