@@ -10,6 +10,8 @@ from io import StringIO
 from operator import attrgetter
 from typing import Any, Literal
 
+from rich.cells import cell_len
+
 from pipeline.comparison.runs import (
     Comparison,
     MetricCurve,
@@ -62,15 +64,20 @@ def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
 def text_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     """Return a table for terminals, with aligned columns, and the notes of the runs below it."""
     chosen, cells = _cells(comparison, view)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            f"{cell:{'>' if column.numeric else '<'}{width}}"
+            align(cell, width, ">" if column.numeric else "<")
             for cell, width, column in zip(row, widths, chosen, strict=True)
         ).rstrip()
         for row in cells
     ]
     return "\n".join([*lines, *list_notes(comparison)]) + "\n"
+
+
+def align(cell: str, width: int, side: str) -> str:
+    """Return *cell*, aligned to the *side* ``<`` or ``>``, in *width* columns; a wide character takes two."""
+    return f"{cell:{side}{width - cell_len(cell) + len(cell)}}"
 
 
 def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -31,7 +32,7 @@ from pipeline.comparison.runs import (
     average_repeats,
     sort_runs,
 )
-from pipeline.comparison.tables import ABSENT, list_notes, text_table
+from pipeline.comparison.tables import ABSENT, align, list_notes, text_table
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.revisions.files import read_revisions
 from pipeline.sweep.job import Job
@@ -348,12 +349,14 @@ def result_table(comparison: Comparison, metric: str | None) -> str:
         title = f"{title[: MAX_TITLE - 1]}…"
     runs = sort_runs(comparison, ViewOptions(sort=metric))
     rows = [("run", title, "epoch", "epochs", "time"), *(_row(run, metric) for run in runs)]
-    longest, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    longest, *widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     room = min(longest, WIDTH - sum(widths) - len("  ") * len(widths))
     lines = []
     for name, *cells in rows:
-        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines += [f"{name:<{room}}{numbers}"] if len(name) <= room else [name, " " * room + numbers]
+        numbers = "".join(f"  {align(cell, width, '>')}" for cell, width in zip(cells, widths, strict=True))
+        lines += (
+            [align(name, room, "<") + numbers] if cell_len(name) <= room else [name, " " * room + numbers]
+        )
     return "\n".join([*lines, *list_notes(comparison)]) + "\n"
 
 

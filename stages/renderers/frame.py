@@ -135,6 +135,7 @@ class SizedText:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = self.draw(options.max_width, options.height or 1)
+        text.plain = replace_unprintable(text.plain, keep="\n")  # before rich measures its width
         text.no_wrap, text.overflow = True, "ellipsis"
         yield text
 
@@ -152,9 +153,6 @@ class FrameBuilder:
         lines = self._console.render_lines(_build_layout(scene, size), options)
         if scene.selection.is_quitting:
             lines = _overlay(lines, self._build_quit_dialog(size), size)
-        lines = [
-            [segment._replace(text=replace_unprintable(segment.text)) for segment in line] for line in lines
-        ]
         with self._console.capture() as capture:
             self._console.print(SegmentLines(lines, new_lines=True), crop=False, end="")
         return capture.get().split("\n")[:height]
@@ -207,7 +205,9 @@ def _build_layout(scene: Scene, size: Size) -> Layout:
 
 
 def _build_pane(title: str, draw: Callable[[int, int], Text], style: str = "dim") -> Panel:
-    return Panel(SizedText(draw), title=Text(title), title_align="left", border_style=style)
+    return Panel(
+        SizedText(draw), title=Text(replace_unprintable(title)), title_align="left", border_style=style
+    )
 
 
 def _draw_lines(scene: Scene, width: int, height: int) -> Text:

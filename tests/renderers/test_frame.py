@@ -11,8 +11,8 @@ from stages.renderers.frame import FrameBuilder, compute_plot_size, draw_metrics
 from stages.renderers.scene import MetricValues, Scene, Selection
 
 
-def build_scene(**changes):
-    values = {"Accuracy": 97.254, "Loss": 0.0923, "长长的名字": 1234567.0}
+def build_scene(last="长长的名字", **changes):
+    values = {"Accuracy": 97.254, "Loss": 0.0923, last: 1234567.0}
     shown = {name: Shown(unit) for name, unit in zip(values, ["%", None, "iter/sec"], strict=True)}
     progress = Progress(10, epoch=3, batch=4, batches=8, items=256, shown=shown)
     progress.running = lambda: values
@@ -60,3 +60,10 @@ def test_frame_has_exactly_the_size_of_the_terminal(size, is_quitting):
 
     widths = [cell_len(Text.from_ansi(line).plain) for line in lines]
     assert widths == [size[0]] * size[1]
+
+
+@pytest.mark.parametrize("name", ["👩‍🔬", "a\u200db", "\u202eabc", "e\u0301te\u0301"])
+def test_frame_has_exactly_the_size_of_the_terminal_with_invisible_characters(name):
+    lines = FrameBuilder().build(build_scene(name, selection=Selection(metric=2)), (80, 24))
+
+    assert [cell_len(Text.from_ansi(line).plain) for line in lines] == [80] * 24

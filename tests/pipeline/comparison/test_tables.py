@@ -6,6 +6,7 @@ import math
 from datetime import date
 
 import pytest
+from rich.cells import cell_len
 
 from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
 from pipeline.comparison.page import build_page, build_table_data
@@ -118,6 +119,15 @@ def test_runs_without_a_value_are_sorted_last(view, order):
 def test_unknown_metric_is_an_error_that_lists_the_known_ones(view):
     with pytest.raises(ParamsError, match="valid/Loss"):
         text_table(THREE_RUNS, ViewOptions(**view))
+
+
+def test_columns_are_aligned_if_names_have_wide_characters():
+    comparison = Comparison((build_run("a", [3.0], kind="mlp"), build_run("精度", [1.0], kind="変換")))
+
+    lines = text_table(comparison).splitlines()
+
+    before_time = cell_len(lines[0].removesuffix("time  cached"))
+    assert [cell_len(line.removesuffix("   -  no")) for line in lines[1:]] == [before_time] * 2
 
 
 def test_metric_without_a_direction_has_no_best_value():
