@@ -92,17 +92,22 @@ def write_metrics(history: History, path: Path) -> None:
 def write_curves(history: History, directory: Path) -> None:
     """Write one TSV per metric to *directory*, with one row per epoch and one column per split.
 
-    Raises `BuilderError` for a metric whose name cannot be a file name.
+    Names with the same file are one metric, as in the logs: a step can log ``a b`` on one split and ``a_b``
+    on the other. Raises `BuilderError` for a metric whose name cannot be a file name.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    curves: dict[str, dict[Split, dict[int, float]]] = {}
     for metric in history.metrics():
-        series = {split: history.series(split, metric) for split in Split}
+        by_split = curves.setdefault(format_file_name(metric, "tsv"), {split: {} for split in Split})
+        for split in Split:
+            by_split[split].update(history.series(split, metric))
+    for name, series in curves.items():
         columns = [split for split in Split if series[split]]
         lines = ["\t".join(["epoch", *columns])]
         for epoch in sorted(set().union(*series.values())):
             cells = [series[split].get(epoch) for split in columns]
             lines.append("\t".join([str(epoch), *("" if c is None else number(c) for c in cells)]))
-        write_text(directory / format_file_name(metric, "tsv"), "\n".join(lines) + "\n")
+        write_text(directory / name, "\n".join(lines) + "\n")
 
 
 def write_iterations(logs: Path, directory: Path) -> None:

@@ -55,6 +55,15 @@ def test_metrics_are_those_of_the_last_and_of_the_best_epoch(values, tmp_path):
     }
 
 
+def test_curve_has_the_values_of_all_names_with_its_file(tmp_path):
+    names = [(1, Split.TRAIN, "a b"), (1, Split.VALID, "a_b"), (2, Split.TRAIN, "a_b")]
+    history = History([Value(*name, number) for number, name in enumerate(names)])
+
+    write_curves(history, tmp_path)
+
+    assert (tmp_path / "a_b.tsv").read_text() == "epoch\ttrain\tvalid\n1\t0\t1\n2\t2\t\n"
+
+
 def test_nan_among_the_metrics_is_valid_json(tmp_path):
     write_metrics(History([Value(1, Split.TRAIN, "Loss", math.nan)]), tmp_path / "metrics.json")
 
