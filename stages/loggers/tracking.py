@@ -121,16 +121,22 @@ class TrackerProcess(NoRenderer):
         self._interval = interval_seconds
         self._wait = wait_seconds
         self._due = 0.0
+        self._batch = 0
+        """The last batch of training in this epoch."""
+        self._finished_batches = 0
+        """The batches of training in the epochs before."""
         self._file: LineFile | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._progress: Progress | None = None
-        self._summary: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {"epochs": 0}
 
     def start(self, progress: Progress) -> None:
         """Start the tracker's process."""
         self._progress = progress
         self._due = time.monotonic() + self._interval
-        self._summary = read_summary(self.directory / EVENTS_FILE, progress.first_epoch)
+        for event in read_epochs(self.directory / EVENTS_FILE, progress.first_epoch):
+            self._summary |= select_metrics(event["point"]["values"]) | {"epochs": event["point"]["step"]}
+            self._finished_batches = event.get("batches", 0)
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
@@ -147,9 +153,13 @@ class TrackerProcess(NoRenderer):
 
     def step(self, progress: Progress) -> None:
         """Send the means of the epoch so far, once per *interval_seconds* in training."""
-        if progress.split is Split.TRAIN and time.monotonic() >= self._due:
+        if progress.split is not Split.TRAIN:
+            return
+        self._batch = progress.batch
+        if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._interval
-            step = (progress.epoch - 1) * progress.batches + progress.batch
+            # 0 batches are those of a loader without a length
+            step = ((progress.epoch - 1) * progress.batches or self._finished_batches) + progress.batch
             running = {f"running/train/{name}": value for name, value in progress.running().items()}
             self._write({"point": asdict(Point(step, running, time.time()))})
 
@@ -161,7 +171,9 @@ class TrackerProcess(NoRenderer):
             for split, measured in progress.telemetry.items()
             for name, value in measured.items()
         }
-        self._write({"point": asdict(Point(progress.epoch, values, time.time()))})
+        self._finished_batches += self._batch
+        point = asdict(Point(progress.epoch, values, time.time()))
+        self._write({"point": point, "batches": self._finished_batches})
         if files := list_samples(self._samples, progress.epoch):
             self._write({"samples": {"epoch": progress.epoch, "files": files}})
         self._summary = summarize(history)
@@ -209,19 +221,21 @@ def summarize(history: History) -> dict[str, Any]:
     return {"epochs": history.epochs, **last}
 
 
-def read_summary(events: Path, first_epoch: int) -> dict[str, Any]:
-    """Return the summary of the epochs before *first_epoch* in *events*, those of earlier processes."""
-    summary: dict[str, Any] = {"epochs": 0}
-    with suppress(OSError, KeyError, TypeError), events.open("rb") as lines:
-        for point in (line["point"] for line in map(_parse, lines) if "point" in line):
-            values = {
-                name: value
-                for name, value in point["values"].items()
-                if name.partition("/")[0] in list(Split)
-            }
-            if values and point["step"] < first_epoch:
-                summary |= values | {"epochs": point["step"]}
-    return summary
+def select_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """Return those of *values* that are neither telemetry nor means of an epoch so far."""
+    return {name: value for name, value in values.items() if name.partition("/")[0] in list(Split)}
+
+
+def read_epochs(path: Path, first_epoch: int) -> list[dict[str, Any]]:
+    """Return the events in the file *path* with the values of an epoch before *first_epoch*."""
+    with suppress(OSError, KeyError, TypeError), path.open("rb") as lines:
+        events = [event for event in map(_parse, lines) if "point" in event]
+        return [
+            event
+            for event in events
+            if event["point"]["step"] < first_epoch and select_metrics(event["point"]["values"])
+        ]
+    return []
 
 
 def send_pending(kind: str, directory: Path, arguments: Mapping[str, Any]) -> str:

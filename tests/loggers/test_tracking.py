@@ -60,7 +60,7 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
-def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1):
+def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1, loader=list):
     torch.manual_seed(0)
     random.seed(0)
     batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
@@ -70,7 +70,7 @@ def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1):
     if tracker:
         builder.with_progress_logger(tracker)
     learner = builder.build(kind(4, 3), Adam(), 0.1)
-    learner.fit(batches, batches)
+    learner.fit(loader(batches), batches)
     return learner
 
 
@@ -164,6 +164,25 @@ def test_summary_has_the_last_value_of_each_metric_also_of_earlier_processes(rec
         "train/Loss": learner.history.value(3, Split.TRAIN, "Loss"),
         "valid/Loss": learner.history.value(2, Split.VALID, "Loss"),
     }
+
+
+class Stream:
+    """A loader without a length."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_batches_of_a_loader_without_a_length_are_counted_through_all_epochs(recording, tmp_path):
+    for epochs in (2, 3):
+        tracker = recording(tmp_path, interval_seconds=1e-9)
+        train(tmp_path / "run", tracker, epochs=epochs, loader=Stream)
+
+    steps = [call[1] for call in calls(tmp_path) if call[0] == "log" and call[2] == ["running/train/Loss"]]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_tracker_that_is_too_slow_is_ended(tmp_path, caplog):
