@@ -210,7 +210,8 @@ class ComparedMetric:
 
     first: Number
     last: Number
-    best: Number
+    best: Number | None
+    """None if no value is finite, or if the direction is unknown."""
     best_epoch: int | None
     better: Literal["highest", "lowest"] | None
     delta: Number | None
@@ -230,7 +231,8 @@ class ComparedRun:
     sha: str | None
     params: Mapping[str, Any]
     metrics: Mapping[str, ComparedMetric]
-    epochs: int
+    epochs: int | None
+    """None if the metrics are not cached."""
     seconds: float | None
     committed: str | None
     cached: bool | None

@@ -1,10 +1,16 @@
 """The envelope that every command prints with `--json`, compared with the schemas that the package has."""
 
 import json
+import math
 
 import pytest
 from envelopes import ENVELOPE, call
 from schema_files import FOLDER, build_schemas, result_types, to_text
+
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.tables import comparison_values
+from stages.contracts.history import Direction
+from stages.contracts.text import to_json
 
 MODEL = "artifacts/model.mpk.gz"
 READING = (
@@ -67,6 +73,17 @@ def test_closed_schema_refuses_a_field_that_it_does_not_describe():
 def test_output_of_each_command_has_its_schema(finished):
     for command in READING:
         assert call(finished, command)["data"] is not None, command
+
+
+@pytest.mark.parametrize("better", [Direction.LOWEST, None])
+@pytest.mark.parametrize("losses", [[], [math.nan], [math.inf, 0.5]])
+def test_comparison_of_runs_without_a_best_value_has_its_schema(losses, better):
+    curve = MetricCurve("valid", "Loss", dict(enumerate(losses, start=1)), better)
+    run = RunSummary("a", None, metrics={curve.name: curve} if losses else {}, epochs=len(losses) or None)
+
+    data = json.loads(to_json(comparison_values(Comparison((run,)))))
+
+    assert ENVELOPE.is_valid({"schema": 1, "command": "compare", "ok": True, "data": data, "error": None})
 
 
 @pytest.mark.long  # `test_envelope_of_an_error_separates_the_message_from_the_hint`
