@@ -157,8 +157,14 @@ def explain_disk_errors(root: Path) -> Iterator[None]:
     except OSError as error:
         if user_frames(error):
             raise
+        # not of a file of the run: the reader has ended, as in `learner run | head -1`
+        place = (
+            "a pipe, such as standard output"
+            if isinstance(error, BrokenPipeError)
+            else error.filename or root
+        )
         raise StageError(
-            f"{error.filename or root}: {error.strerror or error}. No progress was lost. Fix this and "
+            f"{place}: {error.strerror or error}. No progress was lost. Fix this and "
             "run the same command again to resume"
         ) from error
 

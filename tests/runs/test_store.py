@@ -1,5 +1,6 @@
 """The run store: its content, its lock, and its state after a kill."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import pytest
 from long_tests import long
 
 from stages.contracts.errors import RunInUseError, StageError
-from stages.runs import State, open_store, run_key, state_of
+from stages.runs import State, explain_disk_errors, open_store, run_key, state_of
 
 ENTRIES = {"version": "1", "params": {"batch_size": 32}}
 WORK = """
@@ -283,3 +284,12 @@ def _look_and_leave(path, seen):
 
 def _files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_broken_pipe_is_not_an_error_of_the_run_store(tmp_path):
+    error = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    block = explain_disk_errors(tmp_path)
+    block.__enter__()
+
+    with pytest.raises(StageError, match="^a pipe, such as standard output: Broken pipe"):
+        block.__exit__(BrokenPipeError, error, None)  # without a frame of this file, which is a user's
