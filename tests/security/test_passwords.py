@@ -18,6 +18,7 @@ from pipeline.flows import prefect_api
 from pipeline.flows.run_registry import FLOW_RUNS_FOLDER, register_flow_run
 from pipeline.flows.server_outage import outage_message
 from stages.contracts.deliveries import EVENTS_FILE
+from stages.contracts.events import Progress
 from stages.contracts.printing import CleanRecord
 from stages.contracts.text import hide_passwords
 from stages.loggers.tracking import RunDescription, TrackerProcess
@@ -112,7 +113,7 @@ def test_tracker_has_no_password_in_its_events_and_in_its_command_line(tmp_path)
     address = {"uri": f"http://user:{SECRET}@127.0.0.1:9"}
     tracker = TrackerProcess("no_module:Tracker", tmp_path, RunDescription(params=address), arguments=address)
 
-    tracker.start(None)
+    tracker.start(Progress(1))
     command = tracker._process.args
     tracker.close()
 
