@@ -181,7 +181,8 @@ class Buffers:
     """
 
     def __init__(self, model: Any) -> None:
-        self._modules = list(model.modules()) if model is not None else []
+        modules = model.modules() if model is not None else ()
+        self._modules = [module for module in modules if module._buffers]  # noqa: SLF001  each step copies them
         self.saved: list[SavedBuffer] = []
         """The buffers at the last call of `save`."""
 
