@@ -5,10 +5,17 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_key
+from pipeline.project.lockfile import (
+    PARAMS_FILE,
+    VERSION,
+    VERSIONS_FILE,
+    list_inputs,
+    list_other_params,
+)
 from pipeline.project.paths import runs_root
 from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
@@ -17,10 +24,6 @@ from stages.contracts.history import Direction, Split
 from stages.contracts.text import parse_number
 from stages.runs.overview import read_durations
 
-PARAMS = "params.yaml"
-VERSIONS = "versions.yaml"
-VERSION = "VERSION"
-"""The file, and the name in the module of a stage, that have the versions of the stages."""
 SAMPLE = re.compile(r".*/epoch-(\d+)/[^/]+-[1-9]\.(?:png|txt)")
 MAX_SAMPLES = 16
 """Samples of a split of a run on the page."""
@@ -109,18 +112,18 @@ def _list_notes(files: RevisionFiles, *, cached: bool) -> Iterator[str]:
 
 def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
     """Return the params that the stages ran with, and notes about them."""
-    now = files.read_tracked(PARAMS)
+    now = files.read_tracked(PARAMS_FILE)
     sections: dict[str, Any] = {}
     # create-artifact-dir depends on all of params.yaml, so the entries of the other stages are newer
     stages = sorted(files.lock, key=lambda name: name != "create-artifact-dir")
     for name in stages:
-        sections |= files.lock[name].get("params", {}).get(PARAMS, {})
+        sections |= files.lock[name].get("params", {}).get(PARAMS_FILE, {})
     others = _read_other_params(files.lock)
     if not sections:
         return flatten(now) | others, ["no stage has run: dvc.lock has no params"] if not others else []
     ran, planned = flatten(sections), flatten(now)
     edited = [key for key in {**ran, **planned} if param_key(ran.get(key)) != param_key(planned.get(key))]
-    notes = [f"{PARAMS} was edited since: {', '.join(edited)}"] if edited else []
+    notes = [f"{PARAMS_FILE} was edited since: {', '.join(edited)}"] if edited else []
     return ran | others, notes
 
 
@@ -131,26 +134,16 @@ def _read_other_params(lock: Mapping[str, Any]) -> dict[str, Any]:
     """
     return {
         f"{name}:{key}": value
-        for stage in lock.values()
-        for name, values in stage.get("params", {}).items()
-        if name not in (PARAMS, VERSIONS)
+        for name, values in list_other_params(lock.values())
         for key, value in flatten(values).items()
-        if key != VERSION
     }
 
 
 def _read_inputs(lock: Mapping[str, Any]) -> str:
     """Return a text with the versions of the stages, and the hash of each input that no stage has written."""
-    outputs = {out["path"] for stage in lock.values() for out in stage.get("outs", [])}
-    deps = {dep["path"]: dep for stage in lock.values() for dep in stage.get("deps", [])}
-    inputs = {
-        path: dep
-        for path, dep in deps.items()
-        if not any(PurePosixPath(path).is_relative_to(output) for output in outputs)
-    }
     params = [pair for stage in lock.values() for pair in stage.get("params", {}).items()]
-    versions = {name: values for name, values in params if name == VERSIONS or VERSION in values}
-    return json.dumps([inputs, versions], sort_keys=True, default=str)
+    versions = {name: values for name, values in params if name == VERSIONS_FILE or VERSION in values}
+    return json.dumps([list_inputs(lock.values()), versions], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)

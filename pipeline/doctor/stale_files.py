@@ -14,7 +14,6 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, Level, ok, problem, warning
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
-from pipeline.project.git import DVC_FOLDER
 from pipeline.project.lockfile import (
     LOCKFILE,
     check_lockfile,
@@ -24,7 +23,7 @@ from pipeline.project.lockfile import (
     repair_lockfiles,
     try_dvc_lock,
 )
-from pipeline.project.paths import find_above, runs_root
+from pipeline.project.paths import DVC_FOLDER, find_above, runs_root
 from pipeline.project.revisions.dvc_checks import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import State

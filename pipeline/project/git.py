@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.project.paths import find_above, runs_root
+from pipeline.project.paths import DVC_FOLDER, find_above, runs_root
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
 from stages.runs.layout import RUNS_FOLDER
@@ -38,7 +38,6 @@ _SHARED_INDEX = b"link"
 """Name of the extension of an index whose entries are in another file."""
 _PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
 """Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
-DVC_FOLDER = Path(".dvc")
 OF_THE_USER = frozenset({"tmp", "config.local"})
 """What a repository must not deliver in the folder of DVC; the second may name programs."""
 VARIABLES_OF_A_REPOSITORY = (

@@ -10,10 +10,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ruamel.yaml.error import YAMLError
@@ -30,6 +30,9 @@ RESTORE = "Run `git checkout dvc.lock`"
 _NO_MD5 = "0" * 32
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 LOCKFILE = Path("dvc.lock")
+PARAMS_FILE = "params.yaml"
+VERSIONS_FILE, VERSION = "versions.yaml", "VERSION"
+"""The file, and the name in the module of a stage, that have the versions of the stages."""
 TEMPORARY = Path(".dvc/tmp")
 CACHE = TEMPORARY.parent / "cache"
 EMPTY_SECONDS = 0.1
@@ -70,6 +73,26 @@ def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
     if problem:
         raise StageError(f"{source} is not a dvc.lock: {problem}. {RESTORE}")
     return dict(content)
+
+
+def list_inputs(stages: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the entry of each dep of *stages*, those of a dvc.lock, that none of them writes, by path."""
+    entries = list(stages)
+    outputs = {out["path"] for stage in entries for out in stage.get("outs") or []}
+    deps = {dep["path"]: dep for stage in entries for dep in stage.get("deps") or []}
+    return {
+        path: dep
+        for path, dep in deps.items()
+        if not any(PurePosixPath(path).is_relative_to(output) for output in outputs)
+    }
+
+
+def list_other_params(stages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each params file of *stages* but params.yaml, and its params without the version of a stage."""
+    for stage in stages:
+        for name, values in stage.get("params", {}).items():
+            if name not in (PARAMS_FILE, VERSIONS_FILE):
+                yield name, {key: value for key, value in values.items() if key != VERSION}
 
 
 def check_lockfile(path: Path) -> None:

@@ -209,7 +209,7 @@ class ReadRecorder:
         if isinstance(name, int):
             return
         is_import = (
-            os.fsdecode(name).endswith(MODULE_SUFFIXES)  # and it is no program that shows source lines
+            os.fsdecode(name).endswith(MODULE_SUFFIXES)  # and is not a program that shows source lines
             and sys._getframe(2).f_code.co_filename == IMPORT_SYSTEM  # noqa: SLF001  the fast way to the stack
         )
         if not (self._process or is_import):

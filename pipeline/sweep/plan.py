@@ -24,6 +24,7 @@ from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject
 from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git, try_git
+from pipeline.project.lockfile import list_inputs
 from pipeline.project.params import build_params_error
 from pipeline.project.params_edit import check_content, override_content, parse_params
 from pipeline.project.snapshot import look_up
@@ -380,10 +381,9 @@ def _sources(stages: Any) -> Iterator[str]:
     The ``.dvc`` file of an input may be that of a folder that contains it. Git has none of an absolute path
     or an address.
     """
-    outputs = {out["path"] for stage in stages for out in stage.get("outs") or []}
-    for name in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - outputs:
+    for name in list_inputs(stages):
         path = PurePosixPath(name)
-        if ":" in name or path.is_absolute() or any(path.is_relative_to(output) for output in outputs):
+        if ":" in name or path.is_absolute():
             continue
         folders = [folder for folder in path.parents if folder.name not in ("", "..")]
         yield from (name, *(f"{place}.dvc" for place in (path, *folders)))

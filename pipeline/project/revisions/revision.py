@@ -19,7 +19,7 @@ from dvc.repo import Repo
 from dvc.scm import SCM, RevError
 from dvc_data.index import DataIndexError
 
-from pipeline.project.lockfile import LOCKFILE, read_lockfile
+from pipeline.project.lockfile import LOCKFILE, list_other_params, read_lockfile
 from pipeline.project.params import PARAMS
 from pipeline.project.params_edit import override_params
 from pipeline.project.paths import read_paths
@@ -32,7 +32,6 @@ from pipeline.project.revisions.dvc_checks import (
 )
 from pipeline.project.revisions.names import resolve
 from pipeline.project.snapshot import ABSENT, look_up, read_params_file
-from pipeline.project.versions import PATH as VERSIONS_FILE
 from pipeline.project.yaml_files import parse_yaml, read_mapping, read_yaml, stages_of
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History
@@ -111,9 +110,7 @@ class Revision:
             stages = stages_of(read_lockfile(Path(folder) / LOCKFILE)).values()
         lines = [
             f"{name}: {change}"
-            for stage in stages
-            for name, recorded in stage.get("params", {}).items()
-            if name not in (str(PARAMS), str(VERSIONS_FILE))
+            for name, recorded in list_other_params(stages)
             for change in _list_changes_since(recorded, read_params_file(Path(name)))
         ]
         return list(dict.fromkeys(lines))
@@ -309,10 +306,9 @@ def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
 
 
 def _list_changes_since(recorded: Mapping[str, Any], now: Any) -> Iterator[str]:
-    """Yield a line for each of the *recorded* params whose value in *now* differs, but none for a version."""
-    params = {key: value for key, value in recorded.items() if key != "VERSION"}
-    present = {key: value for key in params if (value := look_up(now, key)) is not ABSENT}
-    yield from _list_changes(leaves(params), leaves(present))
+    """Yield a line for each of the *recorded* params whose value in *now* differs."""
+    present = {key: value for key in recorded if (value := look_up(now, key)) is not ABSENT}
+    yield from _list_changes(leaves(recorded), leaves(present))
 
 
 def _format(params: Mapping[str, Any], name: str) -> str:
