@@ -20,7 +20,7 @@ CHUNK_BYTES = 1 << 20
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _INVALID_HEADER = (ValueError, KeyError, SyntaxError, TypeError, TokenError, RecursionError, MemoryError)
-"""What numpy raises for a header that is no dictionary, or has a false length."""
+"""What numpy raises for a header that is not a dictionary, or has a false length."""
 _UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
