@@ -70,9 +70,11 @@ def runs_root() -> Path:
 
     If the .dvc of the project is in a folder above dvc.yaml, so are its run stores.
     """
-    named = os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or ""
-    if named or DVC_FOLDER.exists():
-        return Path(named) / RUNS_FOLDER
+    named = Path(os.environ.get(STORES_VARIABLE) or os.environ.get("DVC_ROOT") or "")
+    if named == Path.cwd():  # as it is without DVC, so that messages show the same path
+        return Path(RUNS_FOLDER)
+    if named.parts or DVC_FOLDER.exists():
+        return named / RUNS_FOLDER
     return find_above(DVC_FOLDER).parent / RUNS_FOLDER
 
 

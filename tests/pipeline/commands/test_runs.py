@@ -223,6 +223,11 @@ def test_run_stores_are_in_the_current_folder_or_in_dvc_root(monkeypatch, tmp_pa
     assert runs_root() == tmp_path / ".runs"
 
 
+def test_messages_below_dvc_have_the_path_of_the_stores_that_others_have(monkeypatch):
+    monkeypatch.setenv("DVC_ROOT", str(Path.cwd()))
+    assert str(runs_root()) == ".runs"
+
+
 def test_run_stores_are_beside_a_dvc_folder_above(monkeypatch, tmp_path):
     """`dvc repro` sets DVC_ROOT to that folder, and `learner runs` lists the same stores."""
     monkeypatch.delenv("DVC_ROOT", raising=False)
