@@ -202,6 +202,9 @@ class TorchMetric:
         if isinstance(state, list):  # of views of the output, which a captured graph overwrites
             copies = tuple(chunk.clone() if isinstance(chunk, Tensor) else chunk for chunk in state)
             return Chunks((copies,)) if copies else Chunks()
+        is_sum = self.joins[name].function is torch.add
+        if is_sum and state.is_floating_point() and state.device.type != "mps":
+            state = state.double()  # in float32 a long sum rounds away what a batch adds
         return state * size if self.joins[name].is_mean else state
 
 
