@@ -50,7 +50,7 @@ class LiveRenderer:
         self._history = History()
         self._telemetry = History()
         self._lines: list[str] = []
-        self._remaining = RemainingTime(time.monotonic())
+        self._remaining = RemainingTime()
         self._chart: tuple[object, Text] = (None, Text())
         self._next_read = self._next_frame = 0.0
         self._drawing_seconds = 0.0
@@ -58,7 +58,7 @@ class LiveRenderer:
     def start(self, progress: Progress) -> None:
         """Open the view and draw the first frame."""
         atexit.register(self.close)
-        self._remaining = RemainingTime(time.monotonic())
+        self._remaining = RemainingTime()
         self._screen.open()
         if self._screen.is_open:
             self._keyboard.open()

@@ -123,15 +123,25 @@ WARM_UP_ITERATIONS = 10
 UNITS = ((86400, "day"), (3600, "hour"), (60, "min"), (1, "sec"))
 
 
-class RemainingTime:
-    """An estimator of the remaining time, which records when the run and the current split started.
+@dataclass(frozen=True)
+class Reading:
+    """The finished share, from 0 to 1, at a time in seconds of one monotonic clock."""
 
-    All times are seconds of one monotonic clock.
+    time: float
+    share: float
+
+
+class RemainingTime:
+    """An estimator of the remaining time, from the shares that were finished when it was first called.
+
+    A run that resumes within an epoch has finished a part of it before, which took no time of this process.
     """
 
-    def __init__(self, now: float) -> None:
-        self._run_start = now
-        self._split_start = now
+    def __init__(self) -> None:
+        self._run: Reading | None = None
+        """The first reading of the run."""
+        self._split = Reading(0.0, 0.0)
+        """The first reading of the current split."""
         self._current: tuple[int, Split] | None = None
 
     def estimate(self, progress: Progress, now: float) -> tuple[str, str]:
@@ -139,14 +149,15 @@ class RemainingTime:
 
         A split starts at the first call in it, so call this method several times per split.
         """
+        split, run = Reading(now, compute_split_share(progress)), Reading(now, compute_run_share(progress))
         if self._current != (progress.epoch, progress.split):
-            self._current = progress.epoch, progress.split
-            self._split_start = now
-        split = format_remaining_time(now - self._split_start, compute_split_share(progress), progress.batch)
-        run = format_remaining_time(
-            now - self._run_start, compute_run_share(progress), count_run_iterations(progress)
+            self._current, self._split = (progress.epoch, progress.split), split
+        if self._run is None and progress.epoch >= progress.first_epoch:
+            self._run = run
+        return (
+            format_remaining_time(self._split, split, progress.batch),
+            format_remaining_time(self._run or run, run, count_run_iterations(progress)),
         )
-        return split, run
 
 
 def compute_split_share(progress: Progress) -> float:
@@ -174,16 +185,17 @@ def count_run_iterations(progress: Progress) -> int:
     return WARM_UP_ITERATIONS
 
 
-def format_remaining_time(elapsed: float, share: float, iterations: int) -> str:
+def format_remaining_time(first: Reading, last: Reading, iterations: int) -> str:
     """Return the remaining time in its largest unit, such as ``3 mins``, or ``---`` during the warm-up.
 
-    The warm-up ends after 10 *elapsed* seconds and `WARM_UP_ITERATIONS` *iterations*, at the latest after 30
-    seconds. *share* is the finished share, from 0 to 1.
+    The warm-up ends 10 seconds after the *first* reading if there were `WARM_UP_ITERATIONS` *iterations*, at
+    the latest after 30 seconds. The speed is that between both readings.
     """
+    elapsed, gained = last.time - first.time, last.share - first.share
     is_warm = elapsed > 30 or (elapsed > 10 and iterations >= WARM_UP_ITERATIONS)
-    if not is_warm or share <= 0:
+    if not is_warm or gained <= 0:
         return UNKNOWN_TIME
-    return format_largest_unit(elapsed * (1 - share) / share)
+    return format_largest_unit(elapsed * (1 - last.share) / gained)
 
 
 def format_largest_unit(seconds: float) -> str:

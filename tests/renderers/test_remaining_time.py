@@ -5,6 +5,7 @@ import pytest
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.renderers.scene import (
+    Reading,
     RemainingTime,
     compute_run_share,
     count_run_iterations,
@@ -26,7 +27,7 @@ from stages.renderers.scene import (
     ],
 )
 def test_remaining_time_is_estimated_after_a_warm_up(elapsed, share, iterations, text):
-    assert format_remaining_time(elapsed, share, iterations) == text
+    assert format_remaining_time(Reading(0.0, 0.0), Reading(elapsed, share), iterations) == text
 
 
 @pytest.mark.parametrize(
@@ -63,9 +64,22 @@ def test_share_of_a_run_counts_training_since_its_first_epoch(progress, share, i
 
 
 def test_remaining_time_of_a_split_counts_from_its_start():
-    remaining, progress = RemainingTime(0.0), Progress(2, epoch=1, batch=50, batches=100)
+    remaining, progress = RemainingTime(), Progress(2, epoch=1, batch=0, batches=100)
     remaining.estimate(progress, 0.0)
 
+    progress.batch = 50
     assert remaining.estimate(progress, 20.0) == ("20 secs", "1 min")
     progress.split, progress.batch = Split.VALID, 10
     assert remaining.estimate(progress, 40.0) == ("---", "40 secs")
+
+
+def test_remaining_time_of_a_resumed_run_has_the_speed_of_this_process():
+    """A run that resumes after 90 of 100 batches has trained 5 of them in 20 seconds, and 5 remain."""
+    remaining, progress = RemainingTime(), Progress(2, epoch=0)
+    remaining.estimate(progress, 0.0)
+
+    progress.epoch, progress.batch, progress.batches = 1, 90, 100
+    remaining.estimate(progress, 0.0)
+    progress.batch = 95
+
+    assert remaining.estimate(progress, 20.0) == ("20 secs", "7 mins")
