@@ -57,8 +57,15 @@ function columnValue(table, column, run, baseline) { // null if it is missing or
   return typeof value !== "number" || Number.isFinite(value) ? value : null;
 }
 
+function roundHalfEven(text, exact) { // *text* with an even last digit if *exact* is between two texts; JavaScript rounds up
+  const end = exact.indexOf(".") + 1 + DIGITS;
+  const [rest, exponent = ""] = exact.slice(end).split(/(?=e)/);
+  return /^50*$/.test(rest) && exact[end - 1] % 2 === 0 ? exact.slice(0, end) + exponent : text;
+}
+
 function formatRounded(value) { // as format_rounded in stages/contracts/text.py
-  const text = value <= 10 ** (1 - DIGITS) ? value.toExponential(DIGITS) : value.toFixed(DIGITS);
+  const method = value <= 10 ** (1 - DIGITS) ? "toExponential" : "toFixed";
+  const text = roundHalfEven(value[method](DIGITS), value[method](100));
   return text.replace("e+", "e").replace("Infinity", "inf");
 }
 

@@ -110,7 +110,8 @@ def test_differences_are_formatted_as_in_the_other_tables():
 
 
 def test_means_are_rounded_as_values_are():
-    values = [0.0, 1.5, -4.5, -450.0, 0.01, 0.0100001, -9.87e-5, 1e-12]
+    ties = [0.0625, 3.0625, 0.1875, 0.0078125, -0.0078125, -5.0625]  # exactly between two texts
+    values = [0.0, 1.5, -4.5, -450.0, 0.01, 0.0100001, -9.87e-5, 1e-12, 1.0005, *ties]
 
     assert evaluate("values.map(formatRounded)", values=values) == [
         format_rounded(each, 3) for each in values
