@@ -55,11 +55,17 @@ class LearningRateCurve:
         return rates[steepest] if slopes[steepest] < 0 else None
 
     def until_divergence(self) -> "LearningRateCurve":
-        """Return the curve up to the first loss that is not finite or far above the minimum."""
-        lowest = math.inf
-        for end, loss in enumerate(self.running_mean):
+        """Return the curve up to the first loss that is not finite or far above the minimum.
+
+        If losses are negative, as log densities are, a multiple of the minimum may be below it. The distance
+        to it is then compared with its size, or with the fall from the first loss if that is larger.
+        """
+        smoothed, lowest = self.running_mean, math.inf
+        has_negative = any(loss < 0 for loss in self.losses)
+        for end, loss in enumerate(smoothed):
             lowest = min(lowest, loss)
-            if not math.isfinite(loss) or loss > DIVERGENCE * lowest:
+            size = max(abs(lowest), smoothed[0] - lowest) if has_negative else lowest
+            if not math.isfinite(loss) or loss > lowest + (DIVERGENCE - 1) * size:
                 return LearningRateCurve(self.rates[:end], self.losses[:end])
         return self
 

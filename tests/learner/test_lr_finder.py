@@ -41,6 +41,18 @@ def test_curve_ends_before_the_loss_diverges(tmp_path):
     assert max(curve.running_mean) <= 4 * min(curve.running_mean)
 
 
+@pytest.mark.parametrize("offset", [0.0, -1.0, -3.0])
+def test_curve_of_negative_losses_ends_where_they_diverge(offset):
+    """A loss below 0, such as a negative log density, has the suggestion of one above 0."""
+    rates = tuple(10.0 ** (step / 10 - 6) for step in range(60))
+    falling = (2 / (1 + (rate / 1e-3) ** 2) + (rate / 0.03) ** 4 for rate in rates)
+
+    curve = LearningRateCurve(rates, tuple(loss + offset for loss in falling)).until_divergence()
+
+    assert 40 < len(curve.rates) < 60
+    assert 1e-3 <= curve.suggestion <= 4e-3
+
+
 def test_first_loss_is_that_of_the_initial_weights(tmp_path):
     curve = measure(tmp_path, steps=10)
 
