@@ -243,7 +243,7 @@ def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing
 
 def color_jitter(images: np.ndarray, draws: SampleDraws, config: ColorJitter) -> np.ndarray:
     """Return *images* with another brightness and contrast."""
-    changed: np.ndarray[Any, Any] = images.astype(np.float64 if images.dtype.itemsize > 4 else np.float32)
+    changed: np.ndarray[Any, Any] = images.astype(np.promote_types(images.dtype, np.float32))
     changed *= _factors(draws, config.brightness, changed.dtype)
     if config.contrast:
         means = np.array([image.mean(dtype=np.float64) for image in changed])  # a batched mean may round
@@ -253,7 +253,8 @@ def color_jitter(images: np.ndarray, draws: SampleDraws, config: ColorJitter) ->
         changed += centers
     if images.dtype.kind in "iu":
         limits = np.iinfo(images.dtype)
-        np.clip(np.rint(changed, out=changed), limits.min, limits.max, out=changed)
+        highest = limits.max - (limits.max >> 53)  # a float64 rounds the largest integer of 64 bits up
+        np.clip(np.rint(changed, out=changed), limits.min, highest, out=changed)
     return changed.astype(images.dtype, copy=False)
 
 

@@ -178,6 +178,21 @@ def test_jitter_keeps_integers_in_the_range_of_their_dtype():
     assert torch.equal(apply(ColorJitter(), images), images)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.uint32, torch.int64])
+def test_jitter_does_not_wrap_large_integers_around(dtype):
+    """They stay below the largest integer of the dtype, and those that float64 has keep all digits."""
+    largest = torch.iinfo(dtype).max
+    images, exact = (
+        torch.full((50, 1, 2, 2), value, dtype=dtype) for value in (largest, 1 + largest // 2**12)
+    )
+
+    bright = apply(ColorJitter(brightness=0.5), images).numpy()
+
+    assert bright.min() >= largest // 2
+    assert bright.max() >= largest * (1 - 1e-15)
+    assert torch.equal(apply(ColorJitter(), exact), exact)
+
+
 def test_draws_are_uniform_and_independent_of_each_other():
     draws = SampleDraws(3, range(100_000))
 
