@@ -91,7 +91,7 @@ def format_size(nbytes: int) -> str:
     """Return *nbytes* in the largest unit of 1024 that fits: ``512 B``, ``1.5 KiB``, ``2.0 GiB``."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
+        if round(size, 1) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"

@@ -221,6 +221,7 @@ def test_age_is_rounded_down_to_one_unit(seconds, text):
         (0, "0 B"),
         (1023, "1023 B"),
         (1536, "1.5 KiB"),
+        (2**20 - 1, "1.0 MiB"),
         (2**21, "2.0 MiB"),
         (2**31, "2.0 GiB"),
         (2**50, "1024.0 TiB"),
