@@ -79,8 +79,10 @@ class PerplexityMetric:
         if dim == -1:
             logits, targets = logits.flatten(0, -2), targets.flatten()
         counted = is_counted(targets, self.pad_token)
+        if not targets.is_floating_point():
+            targets = targets.long()  # torch takes no other integers than these and uint8
         if self.pad_token is not None:
-            targets = targets.long().masked_fill(~counted, IGNORED_TARGET)
+            targets = targets.masked_fill(~counted, IGNORED_TARGET)
         total = F.cross_entropy(widen(logits), targets, ignore_index=IGNORED_TARGET, reduction="sum")
         return ExpOfMean(Mean.from_sum(total, counted.sum()))
 

@@ -66,6 +66,18 @@ def test_unsigned_targets_of_156_are_counted(metric, pad_token):
     assert (found.count, found.value) == (expected.count, expected.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("metric", [AccuracyMetric(), PerplexityMetric(), PerplexityMetric(pad_token=0)])
+def test_targets_of_any_integer_type_are_counted(metric, dtype):
+    logits, targets = torch.tensor([[1.0, 2.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([1, 0, -100])
+
+    found, expected = (
+        metric.measure(ClassificationOutput(ZERO, logits, each)) for each in (targets.to(dtype), targets)
+    )
+
+    assert (found.count, found.value) == (expected.count, expected.value)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.float32])
 def test_only_the_ignored_target_and_the_padding_are_not_counted(dtype):
     targets = torch.tensor([156, 3, -100], dtype=torch.int64).clamp(min=0 if dtype is torch.uint8 else -100)
