@@ -309,5 +309,5 @@ def _average_curves(curves: Sequence[MetricCurve]) -> MetricCurve:
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the sample standard deviation; `statistics` refuses values that are not finite."""
     if all(map(math.isfinite, values)):
-        return statistics.fmean(values), statistics.stdev(values)
+        return statistics.mean(values), statistics.stdev(values)  # fmean overflows in the sum
     return sum(values) / len(values), math.nan

@@ -81,6 +81,15 @@ def test_value_of_a_repeat_that_is_not_finite_has_no_finite_mean_and_deviation(v
     assert build_table_data(Comparison((mean,)), ViewOptions())
 
 
+def test_mean_of_repeats_is_finite_if_their_sum_is_not():
+    """The perplexity of a model that diverges grows to the largest float64."""
+    repeats = [run(f"repeat={seed}", [1e308], fit_seed=seed) for seed in (1, 2)]
+
+    [mean] = average_repeats(Comparison(tuple(repeats))).runs
+
+    assert (mean.metrics["valid/Loss"].best, mean.metrics["valid/Loss"].deviation) == (1e308, 0.0)
+
+
 def test_metric_without_a_value_in_the_same_epoch_of_all_repeats_has_no_mean():
     """A step may log a number in some epochs only."""
     repeats = [run(f"repeat={seed}", [3.0, 2.0], fit_seed=seed) for seed in (1, 2)]
