@@ -148,12 +148,20 @@ def _to_column(images: Tensor, low: float, size: float, boxes: Sequence[Tensor])
     factor = max(1, TILE_PIXELS // max(values.shape[1:3]))
     values = values.repeat(factor, axis=1).repeat(factor, axis=2)
     for tile, rows in zip(values, boxes, strict=False):
-        for left, top, right, bottom in (rows * factor).long().tolist():
-            tile[[top, bottom - 1], left:right] = WHITE
-            tile[top:bottom, [left, right - 1]] = WHITE
+        _draw_boxes(tile, rows * factor)
     gaps = ((0, 0), (0, GAP_PIXELS), (0, GAP_PIXELS), (0, 0))
     padded = np.pad(values, gaps, constant_values=GRAY)
     return padded.reshape(-1, *padded.shape[2:])
+
+
+def _draw_boxes(tile: np.ndarray, boxes: Tensor) -> None:
+    """Draw the parts of *boxes*, (n, 4), that are within *tile*, (height, width, channels)."""
+    height, width = tile.shape[:2]
+    corners = boxes.long().clamp(min=0)
+    for left, top, right, bottom in corners.minimum(corners.new_tensor([width, height] * 2)).tolist():
+        if left < right and top < bottom:
+            tile[[top, bottom - 1], left:right] = WHITE
+            tile[top:bottom, [left, right - 1]] = WHITE
 
 
 def _format(value: Any) -> str:

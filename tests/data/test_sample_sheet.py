@@ -9,7 +9,7 @@ import torch
 
 from stages.contracts.errors import DataError
 from stages.data import DataLoaderBuilder, HorizontalFlip, NormalizeBatcher, TensorDataset
-from stages.data.sample_sheet import encode_png, read_samples
+from stages.data.sample_sheet import SampleSheet, encode_png, read_samples
 
 
 def decode_png(content):
@@ -65,6 +65,18 @@ def test_small_color_images_are_enlarged():
     assert pixels.shape == (2 * 66, 66, 3)
     expected = (images[1] - images.min()) * (255 / (images.max() - images.min()))
     assert np.abs(pixels[66:130:8, 0:64:8].astype(int) - expected.permute(1, 2, 0).numpy()).max() < 1
+
+
+def test_parts_of_boxes_within_the_image_are_drawn():
+    """Boxes of COCO may end outside of their image."""
+    boxes = torch.tensor([[60.0, 10.0, 90.0, 70.0], [-9.0, -9.0, 5.0, 5.0], [80.0, 0.0, 90.0, 9.0]])
+    sheet = SampleSheet([1], [torch.zeros(1, 1, 64, 64)], [""], [{"boxes": [boxes]}])
+
+    pixels = decode_png(sheet.to_png())[:64, :64, 0]
+
+    assert (pixels[10:64, [60, 63]] == 255).all()
+    assert (pixels[[0, 4], 0:5] == 255).all()
+    assert np.count_nonzero(pixels) == 2 * (54 + 4) - 4 + 16
 
 
 def test_other_inputs_are_a_table():
