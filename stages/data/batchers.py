@@ -23,6 +23,7 @@ from stages.devices.rng import preserve_random_state, seed_sample
 
 MAX_FLOAT32_MEAN = 256
 """The largest mean, in standard deviations, that float32 subtracts: the error is then at most 3e-5 of one."""
+FLOAT32 = torch.finfo(torch.float32)
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
@@ -49,7 +50,7 @@ class NormalizeBatcher:
     an image (C, H, W), or each column of a table (F,).
 
     If a mean is more than 256 times its *std*, both operations are in float64, where float32 would lose the
-    differences between the samples.
+    differences between the samples; also if float32 lacks digits of 1 / *std*.
 
     It has two halves, so that a loader can copy the samples to an accelerator in their own dtype, such as
     uint8, and convert them there.
@@ -87,8 +88,9 @@ class NormalizeBatcher:
         means, divisors = (
             torch.tensor(numbers, dtype=torch.float64, device="cpu") for numbers in (mean, std)
         )
-        is_large = bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any())
-        self._exact = (means, divisors) if is_large else None
+        is_large, scales = means.abs() > MAX_FLOAT32_MEAN * divisors.abs(), (1.0 / divisors).abs()
+        is_rounded = (scales < FLOAT32.tiny) | (scales > FLOAT32.max)
+        self._exact = (means, divisors) if bool((is_large | is_rounded).any()) else None
 
     def batch(self, items: Sequence[Any]) -> Batch:
         """Return the inputs as (B, …) float32, with unchanged targets; masks and tokens are int64."""

@@ -127,6 +127,17 @@ def test_large_means_are_subtracted_without_loss(mean, dtype):
     assert (inputs - expected).abs().max() < (0.2 if dtype == torch.float32 else 1e-6)
 
 
+@pytest.mark.parametrize("std", [1e-40, 2e38], ids=["tiny", "huge"])
+@pytest.mark.parametrize("channels", [0, 2])
+def test_inverse_of_std_that_float32_lacks_is_not_rounded(channels, std):
+    stored = (std * torch.tensor([[1.0, -0.5], [0.25, 1.5]], dtype=torch.float64)).float()
+    numbers = ([0.0] * channels, [std] * channels) if channels else (0.0, std)
+
+    inputs = NormalizeBatcher(*numbers).batch([(row, torch.tensor(0)) for row in stored]).inputs
+
+    assert torch.equal(inputs, (stored.double() / std).float())
+
+
 def test_large_means_need_a_channel_for_each():
     with pytest.raises(BuilderError, match="normalizes 2 channels or columns"):
         NormalizeBatcher([1e6, 1e6], [1.0, 1.0]).batch([(torch.zeros(3), torch.tensor(0))])
