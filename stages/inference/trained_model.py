@@ -50,8 +50,8 @@ class Predictions:
     probabilities: Tensor | None = None
     """The probability of each class, (N, C) or (N, …, C); None for regression."""
     classes: Tensor | None = None
-    """The class of the largest probability, (N,) or (N, …), int64, and -100 at positions that are NaN; None
-    for regression."""
+    """The class of the largest logit, or 1 if a single logit is above 0, (N,) or (N, …), int64, and -100 at
+    positions that are NaN; None for regression."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes; None if the data has no names."""
 
@@ -234,13 +234,13 @@ class TrainedModel(nn.Module):
             return Predictions(outputs)
         scores = outputs.float()
         if scores.ndim == 1 or scores.shape[1] == 1 < classes:  # one logit: that of class 1
-            positive = (scores if scores.ndim == 1 else scores.squeeze(1)).sigmoid()
+            single = scores if scores.ndim == 1 else scores.squeeze(1)
+            positive, numbers = single.sigmoid(), (single > 0).long()
             probabilities = torch.stack((1 - positive, positive), dim=-1)
-        else:
-            probabilities = scores.softmax(dim=1).movedim(1, -1)
+        else:  # different logits may have equal probabilities
+            probabilities, numbers = scores.softmax(dim=1).movedim(1, -1), outputs.argmax(1)
         names = self.info.class_names
         class_names = names if isinstance(names, tuple) else None
-        numbers = probabilities.argmax(-1)
         if numbers.ndim > 1:
             numbers.masked_fill_(probabilities.isnan().any(-1), IGNORED_TARGET)
         return Predictions(outputs, probabilities, numbers, class_names)

@@ -19,6 +19,7 @@ from stages.contracts.outputs import ClassificationOutput, RegressionOutput, Seq
 from stages.data.batchers import NormalizeBatcher
 from stages.inference import Predictions, Preprocessing, TrainedModel, read_inputs
 from stages.inference.prediction_files import to_rows
+from stages.metrics import AccuracyMetric
 from stages.models import ClassificationStep, RegressionStep, backward
 from stages.params.fit_params import FitConfig
 
@@ -332,6 +333,16 @@ def test_probabilities_of_one_logit_and_of_positions(directory, outputs, classes
 
     assert predictions.classes.tolist() == classes
     assert torch.allclose(predictions.probabilities.sum(-1), torch.ones(()))
+
+
+@pytest.mark.parametrize("outputs", [torch.tensor([[1e-9, 2e-9]]), torch.tensor([[1e-9]])])
+def test_class_is_that_of_the_metrics_if_probabilities_are_equal(directory, outputs):
+    """In float32 the sigmoid of 1e-9 is 0.5, and both probabilities of the two logits are."""
+    [predicted] = load_model(directory)._interpret(outputs).classes.tolist()
+
+    assert predicted == 1
+    output = ClassificationOutput(torch.zeros(()), outputs, torch.tensor([predicted]))
+    assert AccuracyMetric().measure(output).value == 100
 
 
 class Speaker(torch.nn.Linear):
