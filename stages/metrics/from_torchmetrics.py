@@ -16,6 +16,7 @@ from torch import Tensor
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import (
+    IGNORED_TARGET,
     ClassificationOutput,
     DetectionOutput,
     MultiLabelClassificationOutput,
@@ -105,6 +106,7 @@ class TorchMetric:
 
         TorchMetric(torchmetrics.classification.MulticlassF1Score(num_classes=10), scale=100.0, unit="%")
 
+    A target of -100 is not counted, unless the metric has another ``ignore_index``.
     Raises `BuilderError` for a metric whose states cannot be joined exactly.
     """
 
@@ -132,6 +134,8 @@ class TorchMetric:
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
         self.joins = _joins_of(self.metric, torchmetrics)
+        if getattr(self.metric, "ignore_index", IGNORED_TARGET) is None:
+            self.metric.ignore_index = IGNORED_TARGET
         module: Any
         for module in self.metric.modules():
             # the ranks add the values, so torchmetrics must not wait for them

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
-from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassConfusionMatrix
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryF1Score,
+    MulticlassAUROC,
+    MulticlassCalibrationError,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+)
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.image import (
     multiscale_structural_similarity_index_measure,
@@ -190,6 +197,23 @@ def test_sum_of_many_batches_is_exact():
     total = reduce(operator.add, repeat(batch, 1 << 17))
 
     assert total.value == pytest.approx(batch.value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "metric", [BinaryAUROC(), MulticlassAUROC(3), MulticlassCalibrationError(3), MulticlassF1Score(3)]
+)
+def test_ignored_targets_are_left_out(metric):
+    """Without ignore_index torchmetrics counts -100 as a class, or raises an error for most metrics."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(*((60,) if isinstance(metric, BinaryAUROC) else (60, 3)), generator=generator)
+    targets = torch.randint(0, logits.ndim + 1, (60,), generator=generator)
+    is_counted = torch.arange(60) % 3 > 0
+
+    ignored = ClassificationOutput(LOSS, logits, targets.where(is_counted, -100))
+    measured = TorchMetric(metric).measure(ignored).value
+
+    counted = ClassificationOutput(LOSS, logits[is_counted], targets[is_counted])
+    assert measured == pytest.approx(TorchMetric(metric).measure(counted).value)
 
 
 def test_measurement_does_not_change_with_next_batch():
