@@ -40,9 +40,22 @@ def _select_counted(table: ClassTable, rows: Tensor) -> Tensor:
 
 
 def _compute_scores(table: ClassTable) -> Tensor:
-    """Return the numbers to rank, (N, C), in float64 so that the softmax does not create ties."""
+    """Return the numbers to rank, (N, C), float64."""
     wide = _select_counted(table, table.logits).double()
-    return wide if table.has_independent_classes else wide.softmax(dim=1)
+    return wide if table.has_independent_classes else _compute_log_odds(wide)
+
+
+def _compute_log_odds(logits: Tensor) -> Tensor:
+    """Return ``log(p / (1 - p))`` of the softmax p of *logits*, (N, C).
+
+    It has the order of p, and no ties of its own: float64 rounds p to 1 if a logit is 37 above the others.
+    """
+    best = logits.argmax(1, keepdim=True)
+    shifted = logits - logits.gather(1, best)
+    others = shifted.scatter(1, best, -math.inf)
+    weights = others.exp()
+    log_odds = shifted - (1 + (weights.sum(1, keepdim=True) - weights)).log()
+    return log_odds.scatter(1, best, -others.logsumexp(1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -94,8 +107,8 @@ class ScoreSet:
 class AreaMetric:
     """An area under a curve, of each class against the rest, in percent.
 
-    The scores that are ranked are the softmax over the classes, or the logit itself for several labels and
-    for the single logit of a binary model, of which class 1 is measured.
+    The scores that are ranked are the softmax over the classes, unrounded, or the logit itself for several
+    labels and for the single logit of a binary model, of which class 1 is measured.
 
     Args:
         reduction: ``macro`` or ``micro``, see `Reduction`.

@@ -72,6 +72,30 @@ def test_scores_equal_in_float32_softmax_are_not_tied():
 
 
 @pytest.mark.parametrize("metric", AREAS)
+def test_area_of_two_logits_is_that_of_their_difference(metric):
+    """The softmax of a logit that is 40 above the other one is 1 in float64, as that of 50 above."""
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(0, 2, (200,), generator=generator)
+    logits = torch.randn(200, generator=generator) * 90 + targets * 30
+
+    two = metric().measure(ClassificationOutput(LOSS, torch.stack([-logits, logits], 1) / 2, targets))
+
+    pairs = (ClassificationOutput(LOSS, sign * logits, targets != (sign < 0)) for sign in (1, -1))
+    assert two.value == pytest.approx(sum(metric().measure(pair).value for pair in pairs) / 2)
+    assert logits.abs().median() > 37
+
+
+@pytest.mark.parametrize("metric", AREAS)
+def test_equal_probabilities_of_classes_are_ties(metric):
+    """A model that has learned nothing has the AUROC of chance, and the classes of a row are tied too."""
+    output = ClassificationOutput(LOSS, torch.zeros(90, 3), torch.arange(90) % 3)
+
+    assert metric("micro").measure(output).value == pytest.approx(
+        {"AUROC": 50, "AUC-PR": 100 / 3}[metric.title]
+    )
+
+
+@pytest.mark.parametrize("metric", AREAS)
 def test_infinite_scores_tie_like_finite_scores(metric):
     """Large logits are infinite in half precision; the order of the samples must not matter."""
     logits = torch.tensor([[math.inf], [math.inf], [-math.inf], [-math.inf]])
