@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
 
+from stages.contracts import text
 from stages.contracts.burn import Version
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import MAX_STEPS, accept, is_integral
@@ -33,7 +34,7 @@ def _normalize(value: Any) -> int | str:
     number, unit = _read(value)
     if unit == "step":
         return int(number)
-    return f"{number:g} {'%' if unit == '%' else 'epochs'}"
+    return f"{text.number(number)} {'%' if unit == '%' else 'epochs'}"
 
 
 Span = Annotated[

@@ -62,6 +62,14 @@ def test_shares_of_the_run_are_numbers_of_its_steps(stated, numbers):
     assert rates(stated, 120) == rates(numbers, 120)
 
 
+@pytest.mark.parametrize("span", ["33.3333333 %", "0.00001 %", "1234567 epochs"])
+def test_span_keeps_all_digits(span):
+    """A span that was written to config.json is the same when it is read again."""
+    adapter = TypeAdapter(Span)
+
+    assert adapter.validate_python(adapter.validate_python(span)) == span
+
+
 def test_cosine_ends_with_the_run_by_default():
     found = rates(Cosine(), 100)
 
