@@ -103,7 +103,8 @@ def draw_progress(scene: Scene, width: int) -> Text:
     )
     lines = []
     for name, share, remaining, style in bars:
-        end = f" {100 * share:>3.0f} % {remaining:>8}"
+        percent = min(round(100 * share), 99 if share < 1 else 100)
+        end = f" {percent:>3} % {remaining:>8}"
         room = max(0, width - 6 - len(end))
         full = int(share * room)
         lines.append(Text.assemble(f"{name:<6}", ("━" * full, style), ("─" * (room - full), "dim"), end))

@@ -7,7 +7,7 @@ from rich.text import Text
 from stages.contracts.events import Progress, Shown
 from stages.contracts.history import Split
 from stages.renderers.chart import draw_chart
-from stages.renderers.frame import FrameBuilder, compute_plot_size, draw_metrics
+from stages.renderers.frame import FrameBuilder, compute_plot_size, draw_metrics, draw_progress
 from stages.renderers.scene import MetricValues, Scene, Selection
 
 
@@ -39,6 +39,16 @@ def test_numbers_are_formatted_as_in_burn():
         "train epoch 9.23e-2 - batch 9.23e-2",
     ]
     assert text[5:] == ["train epoch 1234567.00 iter/sec", "      batch 1234567.00 iter/sec"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "percent"), [(0, "  0 %"), (290, " 29 %"), (999, " 99 %"), (1000, "100 %")]
+)
+def test_only_a_finished_part_has_100_percent(batch, percent):
+    scene = build_scene()
+    scene.progress.batch, scene.progress.batches = batch, 1000
+
+    assert f" {percent} " in draw_progress(scene, 60).plain.splitlines()[0]
 
 
 def test_selected_metric_is_visible_in_a_small_pane():
