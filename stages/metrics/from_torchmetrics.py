@@ -149,8 +149,11 @@ class TorchMetric:
         return None if higher is None else (Direction.LOWEST, Direction.HIGHEST)[higher]
 
     def measure(self, output: Any) -> TorchMetricState:
-        """Return the states of one batch. Raises `BuilderError` if the metric does not take *output*."""
-        if not output.size:
+        """Return the states of one batch. Raises `BuilderError` if the metric does not take *output*.
+
+        A batch without a counted target has none: not every metric of torchmetrics takes an empty tensor.
+        """
+        if not output.size or _are_ignored(output):
             return TorchMetricState(self, {}, 0)
         if self.metric.device != output.loss.device:
             self.metric.to(output.loss.device)
@@ -210,6 +213,12 @@ class TorchMetric:
         if is_sum and state.is_floating_point() and state.device.type != "mps":
             state = state.double()  # in float32 a long sum rounds away what a batch adds
         return state * size if self.joins[name].is_mean else state
+
+
+def _are_ignored(output: Any) -> bool:
+    """Return whether all targets of *output*, which is of classes, are -100; False on an accelerator."""
+    is_of_classes = isinstance(output, ClassificationOutput | SequenceOutput)
+    return is_of_classes and output.targets.is_cpu and not is_counted(output.targets).any()
 
 
 def _is_never_distributed() -> bool:

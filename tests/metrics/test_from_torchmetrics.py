@@ -19,6 +19,7 @@ from torchmetrics.classification import (
     MulticlassCalibrationError,
     MulticlassConfusionMatrix,
     MulticlassF1Score,
+    MulticlassHingeLoss,
 )
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.image import (
@@ -187,6 +188,20 @@ def test_states_are_joined_like_those_of_processes(key, expected):
 
     assert reduce(operator.add, measured).value == pytest.approx(expected)
     assert [each.count for each in measured] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("metric", [MulticlassHingeLoss(3), MulticlassF1Score(3)])
+def test_batch_whose_targets_are_all_ignored_counts_nothing(metric):
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    targets = torch.tensor([0, 1, -100, -100])
+    measure = TorchMetric(metric).measure
+
+    first, ignored = (
+        measure(ClassificationOutput(LOSS, logits[rows], targets[rows])) for rows in (slice(2), slice(2, 4))
+    )
+
+    assert ignored.count == 0
+    assert (first + ignored).value == first.value
 
 
 def test_sum_of_many_batches_is_exact():
