@@ -26,7 +26,7 @@ from stages.contracts.outputs import (
 )
 from stages.contracts.plugins import load_extra
 from stages.contracts.text import number
-from stages.metrics.class_targets import split_output, widen
+from stages.metrics.class_targets import predict_classes, widen
 from stages.metrics.state import Chunks
 from stages.metrics.text import predict_tokens, trim_rows
 
@@ -280,12 +280,13 @@ def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     """Return the predicted class and the target of each pixel that counts, (1, N).
 
     The logits are (B, C, H, W), and the targets (B, H, W); a target of -100 is ignored. A single logit above
-    0 predicts class 1.
+    0 predicts class 1. A pixel whose logits contain NaN predicts a class that is not its target.
     """
-    logits, targets, dim = split_output(output, "dice and mean_iou")
-    predicted = (logits > 0).long() if dim is None else logits.argmax(dim)
-    counted = is_counted(targets)
-    return predicted[counted][None], targets[counted].long()[None]
+    predictions, masks = predict_classes(output, "dice and mean_iou")
+    counted = is_counted(masks)
+    predicted, targets = predictions[counted], masks[counted].long()
+    classes = 2 if output.output.ndim == 1 else max(output.output.shape[1], 2)
+    return predicted.where(predicted >= 0, (targets + 1) % classes)[None], targets[None]
 
 
 def smooth_bleu(epsilon: float | None, metric: Any) -> None:

@@ -333,3 +333,14 @@ def test_single_logit_above_0_predicts_class_1_of_a_mask(kind):
     single = metric.measure(ClassificationOutput(LOSS, logits, targets))
 
     assert single.value == metric.measure(ClassificationOutput(LOSS, two, targets)).value
+
+
+@pytest.mark.parametrize("kind", ["dice", "mean_iou"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixel_whose_logits_contain_nan_is_never_correct(kind, channels):
+    targets = torch.arange(16).reshape(1, 4, 4) % max(2, channels)
+    metric = build_metric(Use.model_validate({"kind": kind, "num_classes": max(2, channels)}))
+
+    measured = metric.measure(ClassificationOutput(LOSS, torch.full((1, channels, 4, 4), math.nan), targets))
+
+    assert measured.value == 0
