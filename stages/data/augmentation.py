@@ -27,7 +27,7 @@ from stages.data.config import (
     RandomErasing,
     VerticalFlip,
 )
-from stages.data.datasets import Samples, TensorDataset, stack
+from stages.data.datasets import Samples, TensorDataset, stack, to_tensor
 from stages.data.trees import Ragged, Views, flatten, is_input, take, unflatten
 from stages.devices.rng import derive_seed, seed_host_generators
 
@@ -337,7 +337,7 @@ class Augmenter:
 
         Raises `BuilderError` if a built-in kind cannot change an input, such as one that is not an image.
         """
-        indices = torch.as_tensor(indices)
+        indices = to_tensor(indices)
         samples = items if isinstance(items, Samples) else self._join(items)
         views = [self._augment_view(samples, view, epoch, indices) for view in range(self._views)]
         if len(views) > 1:
@@ -401,7 +401,7 @@ def _list_samples(samples: Samples) -> list[Any]:
 
 def _to_tensor(array: Any) -> Any:
     if isinstance(array, Ragged):
-        return replace(array, values=torch.as_tensor(array.values))
+        return replace(array, values=to_tensor(array.values))
     return torch.from_numpy(array)
 
 

@@ -16,7 +16,7 @@ from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import IGNORED_TARGET
 from stages.data.config import BATCHERS
-from stages.data.datasets import Samples
+from stages.data.datasets import Samples, to_tensor
 from stages.data.storage import Normalization
 from stages.data.trees import Ragged, Tree, Views, flatten, map_leaves, shorten, unflatten
 from stages.devices.rng import preserve_random_state, seed_sample
@@ -335,7 +335,7 @@ class PadBatcher:
                 raise _no_sequence("a dict")
             stored = pad_sequence(list(inputs), batch_first=True, padding_value=self.pad_value)
             if answers:
-                rows = [torch.as_tensor(answer) for answer in answers[0]]
+                rows = [*map(to_tensor, answers[0])]
                 targets = self._stack_targets(rows)
                 pairs = zip(rows, inputs, strict=True)
                 are_aligned = all(row.shape[:1] == sample.shape[:1] for row, sample in pairs)
@@ -383,7 +383,7 @@ def measure_lengths(dataset: Any, batcher: Any) -> Tensor:
     """
     match dataset, batcher:
         case object(lengths=lengths), _:
-            return torch.as_tensor(lengths)
+            return to_tensor(lengths)
         case object(inputs=Tensor() as inputs), object(measure=measure):
             return torch.cat([measure(rows) for rows in torch.split(inputs, MEASURED_ROWS)])
     with preserve_random_state():

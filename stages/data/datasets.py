@@ -33,7 +33,12 @@ def stack(samples: Sequence[Tree]) -> Tree:
         return {key: stack([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple):
         return tuple(map(stack, zip(*samples, strict=True)))
-    return None if first is None else torch.stack([torch.as_tensor(sample) for sample in samples])
+    return None if first is None else torch.stack([*map(to_tensor, samples)])
+
+
+def to_tensor(value: Any) -> Tensor:
+    """Return *value* as a tensor; one that is created is on the CPU, whatever the default device is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class TensorDataset:
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order."""
-        chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
+        chosen = to_tensor(indices)
         if self._allocate is None and self.is_plain:
             return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
         gather = partial(_gather, indices=chosen, allocate=self._allocate)
@@ -262,7 +267,7 @@ class ImageFileDataset:
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order. Raises `DataError` as `ImageFiles` does."""
-        read = partial(_read_leaf, indices=torch.as_tensor(indices))
+        read = partial(_read_leaf, indices=to_tensor(indices))
         return Samples(map_leaves(read, self.files), map_leaves(read, self.targets))
 
 

@@ -18,7 +18,7 @@ from stages.contracts.errors import DataError
 from stages.contracts.placement import share_of
 from stages.data.augmentation import Augmenter
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, PadBatcher
-from stages.data.datasets import Dataset, ImageFileDataset, TensorDataset
+from stages.data.datasets import Dataset, ImageFileDataset, TensorDataset, to_tensor
 from stages.devices.rng import derive_seed, preserve_random_state, seed_sample
 from stages.system.processes import RESET, block_signals, prepare_worker
 
@@ -164,7 +164,7 @@ class Fetcher:
     def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor, rank: int) -> Any:
         if self._draws_samples:
             with preserve_random_state():
-                items = self._draw(epoch, torch.as_tensor(indices).tolist(), _path_of(position, rank))
+                items = self._draw(epoch, to_tensor(indices).tolist(), _path_of(position, rank))
         else:
             items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # one of these two
         if self._augmenter is not None:
@@ -241,7 +241,7 @@ class _Places:
 
     def __iter__(self) -> Iterator[Place]:
         for epoch, position, indices, rank in self.places:
-            yield epoch, position, torch.as_tensor(indices).tolist(), rank
+            yield epoch, position, to_tensor(indices).tolist(), rank
 
 
 def _identity(batch: Any) -> Any:

@@ -35,7 +35,7 @@ class StreamCopier:
 
     def allocate(self, nbytes: int) -> Tensor:
         """Return a pinned buffer for *nbytes* bytes, uint8."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether *tensor* is in pinned memory, from which `copy` does not wait."""

@@ -102,23 +102,23 @@ class ProcessRankGroup(RankGroup):
         super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
         with explain_lost_rank():
             self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
-        self._received = torch.empty(0, dtype=torch.uint8)
+        self._received = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def send_number(self, number: int) -> None:
         """Send *number* to the other ranks, which may take any time to `receive_number`; on rank 0."""
         with explain_lost_rank():
-            torch.distributed.broadcast(torch.tensor(number), 0, group=self._patient)
+            torch.distributed.broadcast(torch.tensor(number, device="cpu"), 0, group=self._patient)
 
     def receive_number(self) -> int:
         """Return the number that rank 0 sends next, after any time; on the other ranks."""
-        number = torch.tensor(0)
+        number = torch.tensor(0, device="cpu")
         with explain_lost_rank():
             torch.distributed.broadcast(number, 0, group=self._patient)
         return int(number)
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001  the value to reduce
         """Return whether *flag* is true on any rank."""
-        value = torch.tensor(int(flag))
+        value = torch.tensor(int(flag), device="cpu")
         with explain_lost_rank():
             torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
         return bool(value)
@@ -147,17 +147,17 @@ class ProcessRankGroup(RankGroup):
     def _view_received(self, tensor: Tensor) -> Tensor:
         """Return a tensor like *tensor*, in memory that every call uses."""
         if len(self._received) < tensor.nbytes:
-            self._received = torch.empty(tensor.nbytes, dtype=torch.uint8)
+            self._received = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
         return self._received[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def broadcast(self, tree: Tree) -> Tree:
         """Return the *tree* of rank 0, of plain values and tensors; that of the other ranks is ignored."""
-        data = _to_bytes(tree) if self.is_main else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor(len(data))
+        data = _to_bytes(tree) if self.is_main else torch.empty(0, dtype=torch.uint8, device="cpu")
+        size = torch.tensor(len(data), device="cpu")
         with explain_lost_rank():
             torch.distributed.broadcast(size, 0)
             if not self.is_main:
-                data = torch.empty(int(size), dtype=torch.uint8)
+                data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
             torch.distributed.broadcast(data, 0)
         return tree if self.is_main else _from_bytes(data)
 
@@ -172,16 +172,16 @@ class ProcessRankGroup(RankGroup):
     def gather(self, tree: Tree) -> list[Tree]:
         """Return the *tree* of every rank, by its number, on rank 0; an empty list on the others."""
         data = _to_bytes(tree)
-        sizes = [torch.tensor(0) for _ in range(self.size)]
+        sizes = [torch.tensor(0, device="cpu") for _ in range(self.size)]
         with explain_lost_rank():
-            torch.distributed.all_gather(sizes, torch.tensor(len(data)))
+            torch.distributed.all_gather(sizes, torch.tensor(len(data), device="cpu"))
             if self.is_main:
                 return [tree, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self.size))]
             torch.distributed.send(data, 0)
         return []
 
     def _receive(self, rank: int, size: int) -> Tree:
-        data = torch.empty(size, dtype=torch.uint8)
+        data = torch.empty(size, dtype=torch.uint8, device="cpu")
         torch.distributed.recv(data, rank)
         return _from_bytes(data)
 
@@ -343,7 +343,7 @@ class Agreement:
         now = self._clock()
         seconds, self._started_at = (now - self._started_at) / self._gap, now
         gap = int(min(max(INTERVAL_SECONDS / max(seconds, 1e-9), 1), MAX_GAP)) if self._group.is_main else 0
-        flags = torch.tensor([*self._wanted, gap], dtype=torch.int32)
+        flags = torch.tensor([*self._wanted, gap], dtype=torch.int32, device="cpu")
         self._wanted = [False, False]
         maximum = torch.distributed.ReduceOp.MAX
         with explain_lost_rank():

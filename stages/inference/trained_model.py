@@ -18,7 +18,7 @@ from stages.contracts.outputs import IGNORED_TARGET, SequenceOutput
 from stages.contracts.placement import move
 from stages.contracts.plugins import load_extra
 from stages.data.config import BATCHERS
-from stages.data.datasets import Samples
+from stages.data.datasets import Samples, to_tensor
 from stages.data.sources.texts import ByteEncoder, TokenEncoder, encode_texts
 from stages.data.trees import Ragged, count_rows, flatten, shorten, take, unflatten
 from stages.devices import find_device
@@ -144,14 +144,14 @@ def _as_tensor(values: Any) -> Tensor:
     """Return *values* as a tensor, which has no other byte order than that of the machine."""
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    return torch.as_tensor(values)
+    return to_tensor(values)
 
 
 def _build_zeros(count: int, shape: tuple[int, ...], classes: int | None) -> Any:
     dtype = torch.float32 if classes is None else torch.int64
     if -1 in shape:
-        return Ragged(torch.zeros((0, *shape[1:]), dtype=dtype), np.zeros(count, np.int64))
-    return torch.zeros((count, *shape), dtype=dtype)
+        return Ragged(torch.zeros((0, *shape[1:]), dtype=dtype, device="cpu"), np.zeros(count, np.int64))
+    return torch.zeros((count, *shape), dtype=dtype, device="cpu")
 
 
 class TrainedModel(nn.Module):

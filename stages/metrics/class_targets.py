@@ -172,7 +172,7 @@ class ClassCollector:
         self._measure = measure
         self._pad_token = pad_token
         self._kind: Kind | None = None
-        self._scores, self._labels = torch.empty(0), torch.empty(0)
+        self._scores, self._labels = torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
         self._rows: list[tuple[Tensor, Tensor]] = []
         """The memory for the logits and targets of each batch."""
         self._count = 0
@@ -205,8 +205,10 @@ class ClassCollector:
     def measure(self) -> list[Mean]:
         """Return the accuracy of each batch that was copied since the last call."""
         count, self._count = self._count, 0
+        if not count:
+            return []
         scores, labels = self._scores[:count].numpy(), self._labels[:count].numpy()
-        return _compare(scores, labels, self._pad_token) if count else []
+        return _compare(scores, labels, self._pad_token)
 
 
 def _kind_of(output: ClassificationOutput) -> Kind:

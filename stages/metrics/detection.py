@@ -14,9 +14,9 @@ from torch import Tensor
 from stages.contracts.history import Direction
 from stages.contracts.outputs import DetectionOutput
 
-THRESHOLDS = torch.arange(50, 100, 5, dtype=torch.float64) / 100
+THRESHOLDS = torch.arange(50, 100, 5, dtype=torch.float64, device="cpu") / 100
 """The least overlaps at which a prediction is correct: 0.5 to 0.95."""
-RECALLS = torch.arange(101, dtype=torch.float64) / 100
+RECALLS = torch.arange(101, dtype=torch.float64, device="cpu") / 100
 """The recalls at which the precision is read."""
 MAX_PREDICTIONS = 100
 """The number of predictions of a class in an image that are measured, those with the highest scores."""
@@ -62,7 +62,7 @@ class MatchedBoxes:
         order = self.scores[is_class].argsort(descending=True, stable=True)
         hits = self.is_hit[is_class][order].double().cumsum(0)
         targets = int((self.target_labels == label).sum())
-        precisions = hits / torch.arange(1, len(hits) + 1, dtype=torch.float64)[:, None]
+        precisions = hits / torch.arange(1, len(hits) + 1, dtype=torch.float64, device="cpu")[:, None]
         highest = precisions.flip(0).cummax(0).values.flip(0) if len(hits) else precisions
         places = torch.searchsorted((hits / targets).T.contiguous(), RECALLS.repeat(len(THRESHOLDS), 1))
         padded = torch.cat((highest, highest.new_zeros(1, len(THRESHOLDS))))  # recalls that are not reached
@@ -83,10 +83,10 @@ class MeanAveragePrecisionMetric:
     def measure(self, output: DetectionOutput) -> MatchedBoxes:
         """Return the matches of one batch. Blocks on the device."""
         total = MatchedBoxes(
-            torch.zeros(0, dtype=torch.float64),
-            torch.zeros(0, dtype=torch.int64),
-            torch.zeros((0, len(THRESHOLDS)), dtype=torch.bool),
-            torch.zeros(0, dtype=torch.int64),
+            torch.zeros(0, dtype=torch.float64, device="cpu"),
+            torch.zeros(0, dtype=torch.int64, device="cpu"),
+            torch.zeros((0, len(THRESHOLDS)), dtype=torch.bool, device="cpu"),
+            torch.zeros(0, dtype=torch.int64, device="cpu"),
             0,
         )
         for predicted, target in zip(output.predictions, output.targets, strict=True):
@@ -101,13 +101,13 @@ def _to_host(boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _match_image(predicted: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> MatchedBoxes:
     """Return the matches of one image; a box is matched with a target of its class."""
     chosen = [_find_best(predicted, label) for label in sorted(set(predicted["labels"].tolist()))]
-    rows = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+    rows = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device="cpu")
     boxes, labels = predicted["boxes"][rows].double(), predicted["labels"][rows].long()
     overlaps = measure_overlaps(boxes, target["boxes"].double())
     overlaps[labels[:, None] != target["labels"][None]] = -1
-    is_hit = torch.zeros((len(rows), len(THRESHOLDS)), dtype=torch.bool)
+    is_hit = torch.zeros((len(rows), len(THRESHOLDS)), dtype=torch.bool, device="cpu")
     for column, threshold in enumerate(THRESHOLDS.tolist()):
-        is_free = torch.ones(len(target["labels"]), dtype=torch.bool)
+        is_free = torch.ones(len(target["labels"]), dtype=torch.bool, device="cpu")
         for row, overlap in enumerate(overlaps.masked_fill(overlaps < threshold, -1)):
             candidates = torch.where(is_free, overlap, -1)
             if len(candidates) and candidates.max() >= 0:

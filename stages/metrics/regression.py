@@ -92,7 +92,7 @@ def measure_scalar(name: str, value: "Tensor | float", weight: Any, output: Any)
 def _weigh(value: "Tensor | float", weight: "Tensor | float") -> Mean:
     """Return the mean *value* of a batch with its *weight*, which may be on a device."""
     if not isinstance(value, Tensor):
-        value = torch.tensor(value, dtype=torch.float64)
+        value = torch.tensor(value, dtype=torch.float64, device="cpu")
     if isinstance(weight, Tensor):
         mean = value.detach().to(weight.device)
         total = (mean if mean.device.type == "mps" else mean.double()) * weight

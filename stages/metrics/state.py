@@ -170,7 +170,7 @@ def load_state(state: Any, value: S, metric: str) -> S:
     The tensors are moved to the device of *value*. Raises `CheckpointError`, which names the *metric*, if
     *state* does not belong to such a value.
     """
-    device = next(_tensors(save_state(value, metric)), torch.empty(0)).device
+    device = next((tensor.device for tensor in _tensors(save_state(value, metric))), torch.device("cpu"))
     try:
         if not isinstance(state, dict):
             raise TypeError(f"found a {type(state).__name__}, expected a dict")

@@ -191,11 +191,16 @@ def _number_words(*texts: list[Sequence[Hashable]]) -> list[Tensor]:
     numbers: dict[Hashable, int] = {}
     return [
         pad_sequence(
-            [torch.tensor([numbers.setdefault(word, len(numbers)) for word in row]).long() for row in text],
-            batch_first=True,
-            padding_value=WORD_PADDING,
+            [_number_row(row, numbers) for row in text], batch_first=True, padding_value=WORD_PADDING
         )
         if text
-        else torch.empty(0, 0, dtype=torch.int64)
+        else torch.empty(0, 0, dtype=torch.int64, device="cpu")
         for text in texts
     ]
+
+
+def _number_row(row: Sequence[Hashable], numbers: dict[Hashable, int]) -> Tensor:
+    """Return the number of each word in *row*, and add new words to *numbers*."""
+    return torch.tensor(
+        [numbers.setdefault(word, len(numbers)) for word in row], dtype=torch.int64, device="cpu"
+    )

@@ -54,7 +54,7 @@ class PerParameterOptimizer(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state.update({name: torch.zeros_like(parameter) for name in self.entries})
-            state |= {STEP: torch.zeros(())} if self.counts else {}
+            state |= {STEP: torch.zeros((), dtype=torch.float32, device="cpu")} if self.counts else {}
         if self.counts:
             state[STEP] += 1
         gradient: Any = parameter.grad

@@ -88,7 +88,7 @@ class Guard:
         A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; the limit then
         counts updates.
         """
-        zero = torch.zeros(())
+        zero = torch.zeros((), device="cpu")
         problems = [] if _all_finite(zero, gradients) else list(self._find(zero, gradients))
         self.skipped_sums = self.skipped_sums + 1 if problems else 0
         if problems:

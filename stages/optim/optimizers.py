@@ -234,7 +234,7 @@ def check_class(config: OptimizerUse) -> None:
     The values are checked too if it is a class of torch.
     """
     if _find(config).__module__.startswith("torch.optim"):
-        build_class(config, [torch.nn.Parameter(torch.zeros(2, 2))])
+        build_class(config, [torch.nn.Parameter(torch.zeros(2, 2, device="cpu"))])
     else:
         learning_rate_of(config)
 

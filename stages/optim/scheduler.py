@@ -512,7 +512,7 @@ def check_schedule_class(config: ScheduleUse) -> None:
     if find_class(config.kind, config.arguments).__module__.startswith("torch.optim"):
         lists = [argument for name, argument in config.arguments.items() if name not in NOT_PER_GROUP]
         count = max([len(argument) for argument in lists if isinstance(argument, list)], default=1)
-        groups = [{"params": [nn.Parameter(zeros(1))]} for _ in range(count)]
+        groups = [{"params": [nn.Parameter(zeros(1, device="cpu"))]} for _ in range(count)]
         build_torch_scheduler(config, SGD(groups, lr=0.1, momentum=0.9))
 
 

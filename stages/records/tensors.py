@@ -53,7 +53,7 @@ def from_raw(raw: RawTensor) -> Tensor:
     """Return *raw* as a torch tensor, over the same memory if it is writable."""
     dtype = TORCH_DTYPES[raw.dtype]
     if not raw.numel:
-        return torch.empty(raw.shape, dtype=dtype)
+        return torch.empty(raw.shape, dtype=dtype, device="cpu")
     flat = _join_pieces(raw)
     if dtype == torch.bool and int(flat.max()) > 1:
         raise RecordError(f"a Bool tensor contains {int(flat.max())}; expected only 0 and 1")

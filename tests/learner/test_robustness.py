@@ -19,7 +19,7 @@ from stages.learner import EvaluatorBuilder, Hook, LearnerBuilder
 from stages.loggers import read_history
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
-from stages.optim import Adam, Lbfgs, NonFinite, NonFiniteError
+from stages.optim import Adam, Adan, Lbfgs, NonFinite, NonFiniteError
 from stages.records import DefaultRecorder
 from stages.renderers import NoRenderer
 from stages.runs import MetricEarlyStopping
@@ -356,13 +356,14 @@ def test_run_that_changes_the_current_folder_writes_to_its_directory(start, tiny
     assert not list((tmp_path / "other").iterdir())
 
 
-def test_default_device_of_the_program_changes_no_byte_of_a_resumed_run(start, tiny, tmp_path):
+@pytest.mark.parametrize("optimizer", [Adam(), Adan(), Lbfgs(max_iter=2)], ids=lambda config: config.kind)
+def test_default_device_of_the_program_changes_no_byte_of_a_resumed_run(optimizer, start, tiny, tmp_path):
     def train(name, device):
         for epochs in (1, 3):
             builder = start(tmp_path / name, epochs).checkpoint_every(steps=2).checkpoint("auto")
             model, loaders = tiny[0](), tiny[1]()
             with device:
-                builder.build(model, Adam(), 0.05).fit(*loaders)
+                builder.build(model, optimizer, 0.05).fit(*loaders)
         return read_run_files(tmp_path / name)
 
     assert train("meta", torch.device("meta")) == train("cpu", nullcontext())  # meta tensors have no values

@@ -6,9 +6,16 @@ import import_rules
 import package_rules
 import page_rules
 import prose_rules
+import tensor_rules
 from source_tree import SourceTree
 
-RULES = (*prose_rules.RULES, *import_rules.RULES, *package_rules.RULES, *page_rules.RULES)
+RULES = (
+    *prose_rules.RULES,
+    *import_rules.RULES,
+    *package_rules.RULES,
+    *page_rules.RULES,
+    *tensor_rules.RULES,
+)
 
 
 def check(tree: SourceTree) -> Iterator[str]:

@@ -46,6 +46,7 @@ from prose_rules import (
 )
 from rules import RULES
 from source_tree import SourceTree
+from tensor_rules import new_tensors_name_their_device
 
 DVC_YAML = """\
 vars:
@@ -353,6 +354,14 @@ VIOLATIONS = [
             "stages/a/README.md:91: 91 lines; write 20 to 90",
             "stages/c/README.md:1: 0 lines; write 20 to 90",
         ),
+    ),
+    (
+        new_tensors_name_their_device,
+        {
+            "stages/a.py": 'torch.zeros(3, device="cpu")\ntorch.stack([])\ntorch.tensor(3)\n',
+            "stages/models/b.py": "torch.zeros(3)\n",
+        },
+        ("stages/a.py:3: torch.tensor has no device",),
     ),
     (readme_is_short, {"README.md": "text\n" * 201}, ("README.md:201: 201 lines; write at most 200",)),
     *(

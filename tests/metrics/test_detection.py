@@ -53,6 +53,13 @@ def test_image_without_targets_has_no_value_but_its_boxes_count():
     assert measure(empty, perfect).value == pytest.approx(50)
 
 
+def test_value_does_not_depend_on_the_default_device_of_the_program():
+    image = boxes([BOX, OTHER], [1, 2], [0.9, 0.8]), boxes([BOX], [1])
+
+    with torch.device("meta"):  # its tensors have no values
+        assert measure(image).value == 100
+
+
 def draw_images(count):
     draws = np.random.default_rng(0)
     for _ in range(count):

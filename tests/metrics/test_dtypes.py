@@ -14,6 +14,7 @@ from stages.metrics import (
     TopKAccuracyMetric,
     TorchMetric,
 )
+from stages.metrics.class_targets import ClassCollector, compute_accuracy
 from stages.metrics.from_torchmetrics import dice
 
 ZERO = torch.zeros(())
@@ -109,3 +110,18 @@ def test_metric_that_needs_two_samples_has_no_value_for_one():
 
     assert one.value != one.value
     assert (one + two).value == pytest.approx(1 - 3 * 0.01 / 2, rel=1e-5)
+
+
+def test_collector_of_batches_does_not_depend_on_the_default_dtype_of_the_program():
+    """In a program of bfloat16 logits, which are not collected, the values are those of each batch."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        collector = ClassCollector(lambda output: compute_accuracy(output, "Accuracy", None), None)
+        logits, targets = torch.eye(3), torch.tensor([0, 1, 1])
+        value = collector.add(ClassificationOutput(torch.zeros(()), logits, targets))
+
+        assert value.total / value.weight == pytest.approx(200 / 3)
+        assert collector.measure() == []
+    finally:
+        torch.set_default_dtype(default)

@@ -396,3 +396,19 @@ def test_fused_sgd_of_half_precision_parameters_on_a_cpu_is_rejected(dtype):
         Stepper(parameters, torch.optim.SGD(parameters, lr=0.1, fused=True))
     for allowed in (torch.optim.SGD(parameters, lr=0.1), torch.optim.Adam(parameters, lr=0.1, fused=True)):
         Stepper(parameters, allowed)
+
+
+def test_steps_are_counted_in_float32_whatever_the_default_dtype_is():
+    """bfloat16 has no number between 256 and 258, so the correction of the means would stop there."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = build_optimizer(Adan(), [parameter])
+    parameter.grad = torch.ones(1)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for _ in range(300):
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(default)
+
+    assert optimizer.state[parameter]["step"] == 300

@@ -161,7 +161,7 @@ def check_weight(model: Any, weight: float, backward_weight: float) -> None:
         )
 
 
-NO_LOSS = SimpleNamespace(loss=torch.zeros(()))
+NO_LOSS = SimpleNamespace(loss=torch.zeros((), device="cpu"))
 """The output of a rank whose weight is 0: its loss, a mean over nothing, is not checked."""
 
 

@@ -52,7 +52,7 @@ def _encode(values: Sequence[Pending]) -> dict[str, Any]:
             means.setdefault(name, []).append((iteration, float(value.total), float(value.weight)))
         else:
             others.setdefault(name, {})[str(iteration)] = encode_value(value, name)
-    rows = {name: torch.tensor(mean, dtype=torch.float64) for name, mean in means.items()}
+    rows = {name: torch.tensor(mean, dtype=torch.float64, device="cpu") for name, mean in means.items()}
     return {"means": rows, "others": others}
 
 
@@ -105,7 +105,7 @@ class HostTransfer:
             scalars.append(flag)
         self.is_asynchronous = bool(scalars) and scalars[-1].device.type in ASYNCHRONOUS_DEVICES
         """False if `wait` does not wait."""
-        self._numbers = _copy_to_host(scalars) if scalars else torch.empty(0)
+        self._numbers = _copy_to_host(scalars) if scalars else torch.empty(0, device="cpu")
         if self.is_asynchronous:
             self._event = torch.Event(scalars[-1].device.type)
             self._event.record()

@@ -98,13 +98,15 @@ class _Order:
         start = 0
         parameters = optimizer.param_groups[0]["params"]
         for parameter in parameters:
-            places[id(parameter)] = torch.arange(start, start + parameter.numel()).view(parameter.shape)
+            places[id(parameter)] = torch.arange(start, start + parameter.numel(), device="cpu").view(
+                parameter.shape
+            )
             start += parameter.numel()
         named = dict(module.named_parameters(remove_duplicate=False))
         of_slots = ((slot, places.get(id(named.get(slot.name)))) for _, slot in slots(skeleton))
         parts = [view_slot(slot, place).reshape(-1) for slot, place in of_slots if place is not None]
-        from_torch = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-        is_complete = torch.equal(from_torch.sort().values, torch.arange(start))
+        from_torch = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device="cpu")
+        is_complete = torch.equal(from_torch.sort().values, torch.arange(start, device="cpu"))
         return cls(parameters[0], from_torch) if is_complete else None
 
     def burn(self, flat: Tensor) -> RawTensor:
