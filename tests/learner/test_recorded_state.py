@@ -293,3 +293,30 @@ def test_run_with_expanded_buffers_is_averaged_and_resumes(tmp_path):
     assert learner.resumed == "after epoch 1"
     assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])
     assert torch.equal(results[2]["scale"], Expanded().scale)
+
+
+def build_scripted():
+    return torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2)))
+
+
+def build_traced():
+    return torch.jit.trace(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), X)
+
+
+@pytest.mark.parametrize("build", [build_scripted, build_traced])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_model_with_a_module_of_torchscript_is_averaged_and_resumes(build, tmp_path):
+    class Scripted(ClassificationStep, nn.Sequential):
+        pass
+
+    results = []
+    for folder, epochs in (("straight", 2), ("resumed", 1), ("resumed", 2)):
+        builder = LearnerBuilder(tmp_path / folder).num_epochs(epochs).seed(1).renderer(NoRenderer())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        torch.manual_seed(0)
+        model = Scripted(build(), nn.Linear(4, 2))
+        learner = builder.average_weights(Ema(decay=0.9)).build(model, Sgd(momentum=0.9), 0.1)
+        results.append(learner.fit([(X, Y)], [(X, Y)]).state_dict())
+
+    assert learner.resumed == "after epoch 1"
+    assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])

@@ -18,6 +18,7 @@ Tensors that the layout leaves out are not in the record, but in `module_supplem
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -263,14 +264,14 @@ def _has_member(module: nn.Module, text: str) -> bool:
 
 
 def _member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
-    owner, _, last = name.rpartition(".")
-    return _members(module.get_submodule(owner))[last]
+    *owners, last = name.split(".")
+    return _members(reduce(getattr, owners, module))[last]
 
 
 def _members(module: nn.Module) -> dict[str, Tensor | nn.Module | None]:
     """Return *module*'s own parameters, persistent buffers and children, including those that are None."""
-    attributes = vars(module)
-    members = {**attributes["_parameters"], **attributes["_buffers"], **attributes["_modules"]}
-    return {
-        key: member for key, member in members.items() if key not in attributes["_non_persistent_buffers_set"]
-    }
+    members: dict[str, Tensor | nn.Module | None] = {}
+    for table in ("_parameters", "_buffers", "_modules"):
+        members |= getattr(module, table).items()  # those of TorchScript are not dicts
+    hidden = vars(module)["_non_persistent_buffers_set"]
+    return {name: member for name, member in members.items() if name not in hidden}
