@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from stages import distributed
 from stages.contracts.errors import BuilderError, CheckpointError, RecordError
@@ -73,6 +74,8 @@ class ModelState:
         self.is_sharded = False
         """True if each rank has a part of every parameter."""
         self._parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._buffer_shapes = _find_buffer_shapes(model)
+        self._group_sizes = _count_parameters(optimizer)
         self._stepper = Stepper(
             list(self._parameters.values()),
             optimizer,
@@ -204,8 +207,10 @@ class ModelState:
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
         """Return a checkpoint: Burn's records, and the rest of the state with *trainer*, that of the loop.
 
-        Raises `RecordError` for a value in the state that no record can hold.
+        Raises `RecordError` for a value in the state that no record can hold, and for a state that a new
+        model and optimizer could not load.
         """
+        self._check_loadable()
         layout, extra = skeleton_of(self.model), training_state(self.model)
         supplement = encode_state(module_supplement(self.model), f"{type(self.model).__name__}.state_dict()")
         optional = {"training_state": extra, "hooks": self.hooks.state_dict()}
@@ -228,6 +233,27 @@ class ModelState:
                     **{name: entry for name, entry in optional.items() if entry},
                     **trainer,
                 },
+            )
+
+    def _check_loadable(self) -> None:
+        """Raise `RecordError` if a buffer or a group of the optimizer was added, or changed its size."""
+        before, current = self._buffer_shapes, _find_buffer_shapes(self.model)
+        for name in {**before, **current}:
+            if before.get(name) != current.get(name):
+                raise RecordError(
+                    f"the buffer {name} of {type(self.model).__name__} had "
+                    f"{_describe_shape(before.get(name))} when the learner was built, and now has "
+                    f"{_describe_shape(current.get(name))}: a new model could not load the checkpoint. "
+                    "Register it with its final shape, or with persistent=False, and return what grows from "
+                    "training_state"
+                )
+        sizes = _count_parameters(self.optimizer)
+        if sizes != self._group_sizes:
+            raise RecordError(
+                f"the {type(self.optimizer).__name__} had groups of {self._group_sizes} parameters when the "
+                f"learner was built, and now has groups of {sizes}: a new optimizer could not load the "
+                "checkpoint. Create it with all groups, and freeze parameters with requires_grad until an "
+                "epoch, as the hook Unfreeze does"
             )
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -285,6 +311,21 @@ class ModelState:
             restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
         if self.average is not None:
             self.average.load_state_dict(trainer.get("average"))
+
+
+def _find_buffer_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each buffer of *model* that its state dict has."""
+    state, buffers = model.state_dict(), model.named_buffers(remove_duplicate=False)
+    return {name: tuple(buffer.shape) for name, buffer in buffers if name in state and not is_lazy(buffer)}
+
+
+def _describe_shape(shape: tuple[int, ...] | None) -> str:
+    return "no value" if shape is None else f"the shape {shape}"
+
+
+def _count_parameters(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the number of parameters in each group of *optimizer*."""
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def _is_of_run(checkpoint: Checkpoint) -> bool:

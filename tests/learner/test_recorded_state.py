@@ -9,7 +9,7 @@ from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError, RecordError
-from stages.learner import LearnerBuilder
+from stages.learner import Hook, LearnerBuilder
 from stages.models import ClassificationStep
 from stages.optim import Ema, Scheduler, Sgd
 from stages.records import BurnpackRecorder, NamedMpkGzFileRecorder
@@ -293,6 +293,65 @@ def test_run_with_expanded_buffers_is_averaged_and_resumes(tmp_path):
     assert learner.resumed == "after epoch 1"
     assert all(torch.equal(results[0][name], results[2][name]) for name in results[0])
     assert torch.equal(results[2]["scale"], Expanded().scale)
+
+
+class Growing(Net):
+    """A model with a buffer to which each batch of training adds an element."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen = torch.cat([self.seen, inputs.mean().reshape(1)])
+        return super().forward(inputs)
+
+
+class Late(Net):
+    """A model whose buffer has a value from the first batch on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", None)
+
+    def forward(self, inputs):
+        if self.scale is None:
+            self.scale = inputs.std()
+        return super().forward(inputs) / self.scale
+
+
+class AddGroup(Hook):
+    """A hook that gives the optimizer the bias in epoch 2."""
+
+    def before_epoch(self, context):
+        if context.epoch == 2:
+            context.optimizer.add_param_group({"params": [context.model.bias]})
+
+
+@pytest.mark.parametrize(
+    ("model", "hooks", "message"),
+    [
+        (
+            Growing,
+            [],
+            r"buffer seen of Growing had the shape \(0,\) when.* has the shape \(1,\): .*Register it",
+        ),
+        (Late, [], r"buffer scale of Late had no value when the learner was built.* has the shape \(\): "),
+        (Net, [AddGroup()], r"the SGD had groups of \[1\] parameters when.* \[1, 1\]: .*Create it with all"),
+    ],
+)
+def test_state_that_a_resume_could_not_load_is_refused_when_it_is_saved(model, hooks, message, tmp_path):
+    model = model()
+    builder = LearnerBuilder(tmp_path).num_epochs(3).renderer(NoRenderer()).hooks(*hooks)
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder())
+    learner = builder.build(model, torch.optim.SGD([model.weight], 0.1), None)
+
+    with pytest.raises(RecordError, match=message):
+        learner.fit([(X, Y)], [(X, Y)])
+
+    if hooks:
+        assert (tmp_path / "checkpoint" / "trainer-1.mpk.gz").exists()
 
 
 def build_scripted():
