@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any, Self, cast
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
@@ -35,6 +35,18 @@ def count_batches(loader: Loader) -> int | None:
         return len(cast(Any, loader))  # optional in the protocol
     except TypeError:
         return None
+
+
+def has_exact_length(loader: Loader) -> bool:
+    """Return whether *loader* has a length that is the number of batches of each pass.
+
+    That of a loader of an `IterableDataset` with workers, and of a class of a user, may be another one.
+    """
+    reads_indices = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    is_exact = reads_indices or isinstance(loader, list | tuple)
+    return count_batches(loader) is not None and (
+        is_exact or LoaderOptions.of(loader).set_position is not None
+    )
 
 
 def no_batches() -> BuilderError:

@@ -159,6 +159,42 @@ def test_run_interrupted_in_a_stream_with_a_position_resumes_exactly(tmp_path, c
     assert "cannot be saved" not in caplog.text
 
 
+class Sized(Stream):
+    """Samples whose number is not their length, which torch takes for that of the loader."""
+
+    def __init__(self, count, length):
+        super().__init__(count)
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+class Batches:
+    """Four batches with a length of another number."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter([(torch.rand(2, 4), torch.tensor([0, 1])) for _ in range(4)])
+
+    def __len__(self):
+        return self.length
+
+
+@pytest.mark.parametrize("length", [3, 9])
+@pytest.mark.parametrize("make", [lambda length: DataLoader(Sized(8, 2 * length), 2), Batches])
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_run_interrupted_after_the_last_batch_of_a_loader_with_another_length_resumes(make, length, tmp_path):
+    fit(tmp_path / "whole", make(length), make(length))
+    fit(tmp_path / "run", make(length), make(length), interrupt_after=4)
+
+    fit(tmp_path / "run", make(length), make(length))
+
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
 def test_batches_before_a_saved_position_are_not_read_again(tmp_path):
     fit(tmp_path, *(DataLoader(Feed(), batch_size=2) for _ in Split), interrupt_after=4)
     resumed = DataLoader(Feed(), batch_size=2)

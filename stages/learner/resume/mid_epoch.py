@@ -31,7 +31,7 @@ from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
 from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.run_state import LoopPosition
-from stages.learner.streams import Lookahead, count_batches
+from stages.learner.streams import Lookahead, has_exact_length
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class MidEpochCheckpointer:
         """The random state in which all ranks load the same batches."""
         self._batch_sizes: list[int] = []
         self._stream: Lookahead | None = None
-        """The batches of a loader without a length."""
+        """The batches of a loader without an exact length."""
         self._can_save = components.options.recorder is not None
         saves = components.options.interval.saves_within_epochs and components.checkpoints is not None
         self._unchecked = set(Split) if saves else set()
@@ -85,7 +85,7 @@ class MidEpochCheckpointer:
         self._shared = self._open_shared(split) if loads_whole else None
         division = Division(self._group, first, self._state.is_sharded, self._shared, defers)
         batches = iter(iterate_rank(loader, self._device, division))
-        self._stream = Lookahead(batches) if count_batches(loader) is None else None
+        self._stream = None if has_exact_length(loader) else Lookahead(batches)
         batches = batches if self._stream is None else self._stream
         if position is not None:
             _skip(batches, skip)
