@@ -82,6 +82,10 @@ class AdamLane(Lane):
         self.rounded = device if device.type == "cuda" else None
         """The device whose kernel reads a rounded rate."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which prepares its lists again, because memory cannot be copied."""
+        return {**vars(self), "counts": None, "updated": None}
+
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
         selected = self.select(gradients)

@@ -1,5 +1,6 @@
 """The learner: its files, its exact resume, and invalid arguments."""
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import Split
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder
+from stages.learner import Hook, LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Mlp, MlpRegressor
 from stages.optim import (
@@ -123,6 +124,30 @@ def test_lbfgs_trains(start, tiny, tmp_path):
 
     losses = learner.history.series(Split.TRAIN, "Loss")
     assert losses[4] < losses[1]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_copy_of_a_learner_continues_as_the_learner_does(start, tiny, tmp_path, optimizer):
+    class Stop(Hook):
+        def after_epoch(self, context):
+            if context.epoch == 2 and not learner.interrupted:
+                interrupter.stop()
+
+    builder = start(tmp_path, 3).hooks(Stop())
+    interrupter = builder.interrupter()
+    model = tiny[0]()
+    learner = builder.build(model, OPTIMIZERS[optimizer](model), 0.05)
+    learner.fit(*tiny[1]())
+    assert learner.epoch == 2
+    other = copy.deepcopy(learner)
+    before = [parameter.clone() for parameter in model.parameters()]
+
+    other.fit(*tiny[1]())
+
+    assert all(map(torch.equal, before, model.parameters()))
+    learner.fit(*tiny[1]())
+    assert (learner.epoch, other.epoch) == (3, 3)
+    assert same(learner, other)
 
 
 def test_torchs_own_scheduler_works_and_resumes(start, tiny, tmp_path):
