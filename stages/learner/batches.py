@@ -49,6 +49,8 @@ class LoaderOptions(OptionalAttributes):
     loads_shares: bool = True
     has_ignored_targets: bool = True
     persistent_workers: bool = False
+    num_workers: int = 0
+    in_order: bool = True
     dataset: Any = None
     generator: Any = None
     sampler: Any = None
@@ -167,8 +169,14 @@ def reset_share(loaders: Iterable[Any]) -> None:
 
 
 def check_workers(*loaders: Loader) -> None:
-    """Log a warning for *loaders* with persistent workers, which are restarted."""
-    if any(LoaderOptions.of(loader).persistent_workers for loader in loaders):
+    """Log a warning for *loaders* with persistent workers, which are restarted, or batches in any order."""
+    options = [*map(LoaderOptions.of, loaders)]
+    if any(option.num_workers and not option.in_order for option in options):
+        log.warning(
+            "the workers of a DataLoader with in_order=False return each batch when it is ready, so a "
+            "resumed run will not equal an uninterrupted one. Set in_order=True for an exact resume"
+        )
+    if any(option.persistent_workers for option in options):
         log.warning(
             "the workers of a DataLoader with persistent_workers=True are restarted for each epoch, so that "
             "a resumed run equals an uninterrupted one. Set persistent_workers=False to avoid this warning"

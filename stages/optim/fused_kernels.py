@@ -83,7 +83,7 @@ class AdamLane(Lane):
         """The device whose kernel reads a rounded rate."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy, which prepares its lists again, because memory cannot be copied."""
+        """Return the attributes of a copy, which prepares its lists again: memory cannot be copied."""
         return {**vars(self), "counts": None, "updated": None}
 
     def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:

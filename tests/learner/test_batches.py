@@ -14,7 +14,7 @@ from stages.contracts.user_code import user_frames
 from stages.data import DataLoaderBuilder, NormalizeBatcher
 from stages.data import TensorDataset as Tensors
 from stages.distributed import warn_of_single_samples
-from stages.learner.batches import find_batch_sizes, iterate_on_device
+from stages.learner.batches import check_workers, find_batch_sizes, iterate_on_device
 
 META = torch.device("meta")
 SAMPLES = 10
@@ -158,3 +158,10 @@ def test_model_without_a_batch_norm_and_loader_that_drops_the_last_batch_are_not
     warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes(DataLoader(Stream(), 4)), 1)
 
     assert not caplog.text
+
+
+@pytest.mark.parametrize(("workers", "in_order"), [(0, False), (1, True), (1, False)])
+def test_workers_that_return_batches_in_any_order_are_reported(workers, in_order, caplog):
+    check_workers([], DataLoader(DATASET, num_workers=workers, in_order=in_order))
+
+    assert ("will not equal an uninterrupted one" in caplog.text) == (workers == 1 and not in_order)
