@@ -252,6 +252,14 @@ def test_tensor_beyond_its_storage_is_an_error(tmp_path):
         read_item(path)
 
 
+def test_file_with_a_tensor_that_expand_made_is_refused_with_a_remedy(tmp_path):
+    """Its elements share memory, so a file of a few bytes could declare a tensor of any size."""
+    torch.save({"w": torch.ones(3).expand(5000, 3)}, tmp_path / "weights.pt")
+
+    with pytest.raises(RecordError, match=r"w: its shape \[5000, 3\] exceeds its storage. Save tensor.cont"):
+        read_item(tmp_path / "weights.pt")
+
+
 def test_strict_load_fails_with_every_kind_of_name(dataset, pretrained, tmp_path):
     path = tmp_path / "weights.pt"
     pretrained["head.weight"] = torch.ones(5, 4)

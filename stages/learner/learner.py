@@ -178,8 +178,9 @@ class Learner:
 
     def _check_between_epochs(self) -> None:
         if self._state.open_epoch is not None:
+            after = f", or with checkpoint({self.epoch})" if self.epoch else ""
+            advice = "a new model" if self._options.recorder is None else f'checkpoint("auto"){after}'
             raise BuilderError(
                 f"this learner was stopped in the middle of epoch {self._state.open_epoch}, so its weights "
-                'belong to no epoch: build it again with checkpoint("auto"), or with '
-                f"checkpoint({self._state.epoch})"
+                f"belong to no epoch. Build it again with {advice}"
             )

@@ -153,7 +153,10 @@ def _load_tensor(tensor: TensorRef, buffers: Buffers, where: str) -> RawTensor:
     numel = check_shape(tensor.shape, where)
     last = tensor.offset + sum((length - 1) * stride for length, stride in pairs)
     if numel and (numel * size > data.nbytes or (last + 1) * size > data.nbytes):
-        raise RecordError(f"{where}: its shape {list(tensor.shape)} exceeds its storage")
+        remedy = (
+            ". Save tensor.contiguous() instead of a tensor that expand() made" if 0 in tensor.stride else ""
+        )
+        raise RecordError(f"{where}: its shape {list(tensor.shape)} exceeds its storage{remedy}")
     if not numel:
         return RawTensor.of(tensor.dtype, tensor.shape, b"")
     return RawTensor(tensor.dtype, tensor.shape, partial(_view_strided, tensor, data))

@@ -204,6 +204,21 @@ def test_incomplete_epoch_is_neither_saved_nor_resumed(start, tiny, tmp_path):
             go_on()
 
 
+@pytest.mark.parametrize(
+    ("saves", "advice"), [(True, r'Build it again with checkpoint\("auto"\)$'), (False, "with a new model$")]
+)
+def test_learner_stopped_in_its_first_epoch_names_only_checkpoints_that_exist(saves, advice, tiny, tmp_path):
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric()).renderer(NoRenderer())
+    if saves:
+        builder.with_file_checkpointer(DefaultRecorder())
+    learner = builder.build(tiny[0](), Adam(), 0.05)
+    with pytest.raises(BuilderError, match="NoneType"):
+        learner.fit([None])
+
+    with pytest.raises(BuilderError, match=advice):
+        learner.fit(*tiny[1]())
+
+
 def test_resumed_run_that_had_stopped_early_does_not_continue(train, tmp_path):
     def change(builder):
         return builder.early_stopping(MetricEarlyStopping(n_epochs=1, min_delta=9.0))
