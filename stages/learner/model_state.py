@@ -284,7 +284,7 @@ class ModelState:
         """Return the arguments of the optimizer and of a PyTorch scheduler that a checkpoint replaces."""
         arguments: dict[str, Any] = {}
         scheduler = RuleOptions.of(self.scheduler).scheduler
-        changing = {"params", "initial_lr"}
+        changing = {"params", "initial_lr", *_find_progress(self.optimizer)}
         if scheduler is not None and vars(scheduler).get("cycle_momentum"):
             changing |= {"momentum", "betas"}
         for number, group in enumerate(self.optimizer.param_groups):
@@ -326,6 +326,19 @@ def _describe_shape(shape: tuple[int, ...] | None) -> str:
 def _count_parameters(optimizer: torch.optim.Optimizer) -> list[int]:
     """Return the number of parameters in each group of *optimizer*."""
     return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def _find_progress(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Return the entries of the groups of *optimizer* that are no arguments, if it is from outside of torch.
+
+    Such an optimizer may count its steps in them, as those of schedulefree do.
+    """
+    kind = type(optimizer)
+    parameters = inspect.signature(kind).parameters
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if accepts_any or kind.__module__.startswith(("torch.optim", "stages.")):
+        return set()
+    return {name for group in optimizer.param_groups for name in group if name not in parameters}
 
 
 def _is_of_run(checkpoint: Checkpoint) -> bool:

@@ -23,6 +23,18 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
+class Counting(SGD):
+    """An optimizer from outside of torch, which counts its steps in its groups."""
+
+    def __init__(self, params, momentum):
+        super().__init__(params, lr=0.1, momentum=momentum)
+        self.param_groups[0]["k"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["k"] += 1
+        return super().step(closure)
+
+
 def train(directory, optimizer, rate, epochs=1, stop_after=0, seed=1):
     torch.manual_seed(0)
     builder = LearnerBuilder(directory).devices(["cpu"]).num_epochs(epochs).seed(seed)
@@ -75,6 +87,11 @@ def test_resumed_run_prints_its_position(tmp_path, capsys):
             lambda: (lambda model: Adam(model.parameters(), lr=0.1), None),
             lambda: (lambda model: Adam(model.parameters(), lr=0.2), None),
             "lr is 0.1, not 0.2",
+        ),
+        (
+            lambda: (lambda model: Counting(model.parameters(), momentum=0.1), 0.1),
+            lambda: (lambda model: Counting(model.parameters(), momentum=0.2), 0.1),
+            "momentum is 0.1, not 0.2",
         ),
         (lambda: (SCHEDULED, Scheduler(0.1, FALLING)), lambda: (SCHEDULED, Scheduler(0.1, FALLING)), ""),
         (lambda: build_scheduled(0.0, 9), lambda: build_scheduled(0.0, 9), ""),
