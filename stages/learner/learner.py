@@ -1,7 +1,9 @@
 """The learner that a builder returns."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 import torch
@@ -21,6 +23,9 @@ from stages.learner.resume.burn_checkpoints import protect_files
 from stages.learner.run_state import RunState, write_machine
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.summary import summary_text, training_lines
+
+_training_threads: list[int] = []
+"""The thread of each training in progress in this process."""
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +132,7 @@ class Learner:
                 self._note_machine()
             loop = Loop(self.components)
             with (
+                _report_other_threads(),
                 keep_step_log(),
                 explain_step_errors(self.model),
                 report_device_errors(self.components.device, loop.describe_position),
@@ -184,3 +190,19 @@ class Learner:
                 f"this learner was stopped in the middle of epoch {self._state.open_epoch}, so its weights "
                 f"belong to no epoch. Build it again with {advice}"
             )
+
+
+@contextmanager
+def _report_other_threads() -> Iterator[None]:
+    """Log a warning if another thread of this process trains too."""
+    thread = threading.get_ident()
+    if any(other != thread for other in _training_threads):
+        log.warning(
+            "another thread of this process trains too, and both draw from the same random generators: "
+            "neither run can be repeated. Train in a process for each"
+        )
+    _training_threads.append(thread)
+    try:
+        yield
+    finally:
+        _training_threads.remove(thread)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -124,6 +125,23 @@ def test_lbfgs_trains(start, tiny, tmp_path):
 
     losses = learner.history.series(Split.TRAIN, "Loss")
     assert losses[4] < losses[1]
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_training_beside_another_thread_is_reported(start, tiny, tmp_path, caplog, in_thread):
+    """A training in a hook, in the same thread, ends before the other one continues."""
+
+    def train_another():
+        start(tmp_path / "other", 1).build(tiny[0](), Adam(), 0.05).fit(*tiny[1]())
+
+    class Train(Hook):
+        def before_epoch(self, context):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(train_another).result() if in_thread else train_another()
+
+    start(tmp_path / "run", 1).hooks(Train()).build(tiny[0](), Adam(), 0.05).fit(*tiny[1]())
+
+    assert ("another thread of this process trains too" in caplog.text) == in_thread
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
