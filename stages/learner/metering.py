@@ -98,6 +98,17 @@ class RegisteredMetric:
         metric: Any = self.metric
         name = metric if isinstance(metric, str) and metric in BUILT_IN else "accuracy"
         check_object(metric, "metric", f"{BUILT_IN[name].partition(':')[2]}()", "name")
+        kind = f"{type(metric).__name__}{place_of(type(metric))}"
+        if not hasattr(metric, "unit"):
+            raise BuilderError(
+                f"metric {self.name!r}: {kind} has no unit. Define unit = '%', or another text that is shown "
+                "after its value, or unit = None"
+            )
+        if self.covers_pass and not (self.methods.begin and self.methods.read):
+            raise BuilderError(
+                f"metric {self.name!r}: {kind} has no method measure. Define measure(output), which returns "
+                "a Mean, or a frozen dataclass that adds and has value and count"
+            )
 
     @property
     def name(self) -> str:

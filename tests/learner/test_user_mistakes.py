@@ -530,6 +530,21 @@ class Renamed(LossMetric):
 
 
 @pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"measure": lambda metric, output: None}, "has no unit. Define unit = '%'"),
+        ({"unit": None}, r"has no method measure. Define measure\(output\)"),
+    ],
+)
+@pytest.mark.parametrize("builder", [LearnerBuilder, EvaluatorBuilder])
+def test_metric_without_an_attribute_that_it_needs_is_refused(builder, attributes, words, tmp_path):
+    metric = type("Own", (), {"name": "Own", **attributes})()
+
+    with pytest.raises(BuilderError, match=f"metric 'Own': Own.*{words}"):
+        builder(tmp_path).metrics(metric)
+
+
+@pytest.mark.parametrize(
     ("names", "words"),
     [
         (["Loss/Valid"], "a metric is named 'Loss/Valid', which cannot be the name of a file"),
