@@ -291,7 +291,14 @@ def _check_initial_rates(initial: list[float]) -> None:
 
 
 def _check_parameters(groups: list[dict[str, Any]], *, is_sgd: bool) -> None:
-    """Raise `BuilderError` for a parameter that a fused optimizer of torch would not update as it should."""
+    """Raise `BuilderError` for a parameter that an optimizer of torch would not update as it should."""
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        if parameter.requires_grad and _shares_elements(parameter):
+            raise BuilderError(
+                f"a parameter of shape {tuple(parameter.shape)} has the strides {parameter.stride()}, as "
+                "expand() makes them: its elements share memory, so no optimizer can update them. Create it "
+                "from tensor.clone(), or expand a smaller parameter in forward"
+            )
     fused = [parameter for group in groups if group.get("fused") for parameter in group["params"]]
     for parameter in fused:
         if not is_dense(parameter):
@@ -306,3 +313,12 @@ def _check_parameters(groups: list[dict[str, Any]], *, is_sgd: bool) -> None:
                 f"{parameter.dtype}, of which torch's fused SGD updates only a few elements. Build the "
                 "optimizer with fused=False, or keep the parameters in float32"
             )
+
+
+def _shares_elements(parameter: Tensor) -> bool:
+    """Return whether elements of *parameter* share memory."""
+    if parameter.layout != torch.strided:
+        return False
+    return any(
+        size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+    )

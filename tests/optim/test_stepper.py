@@ -246,6 +246,16 @@ def test_gradients_of_any_memory_layout_give_the_same_step(build):
     assert torch.equal(weight, reference)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_parameter_whose_elements_share_memory_is_rejected(fused):
+    parameter = torch.nn.Parameter(torch.ones(1).expand(3))
+
+    with pytest.raises(
+        BuilderError, match=r"of shape \(3,\) has the strides \(0,\).* share memory.*clone\(\)"
+    ):
+        Stepper([parameter], torch.optim.Adam([parameter], fused=fused))
+
+
 def test_parameter_with_gaps_in_memory_is_rejected():
     weight = torch.nn.Parameter(torch.zeros(4, 4)[:, :2])
 
