@@ -43,12 +43,12 @@ class Predictions:
     """The predictions of a model for *N* samples, on the CPU."""
 
     outputs: Tensor
-    """The output of the model, (N, …): logits of classes, or numbers.
+    """The output of the model, (N, …): logits of classes or of several labels, or numbers.
 
     Of sequences of different lengths, the positions after the longest one of a batch are NaN.
     """
     probabilities: Tensor | None = None
-    """The probability of each class, (N, C) or (N, …, C); None for regression."""
+    """The probability of each class, (N, C) or (N, …, C); None for regression and for several labels."""
     classes: Tensor | None = None
     """The class of the largest logit, or 1 if a single logit is above 0, (N,) or (N, …), int64, and -100 at
     positions that are NaN; None for regression."""
