@@ -46,6 +46,9 @@ def main() -> None:
     import stages  # noqa: F401  the package beside this one, also if another copy is installed
 
     del sys.path[0]
+    from stages.contracts.printing import open_closed_streams
+
+    open_closed_streams()
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
     from pipeline.project.git import VARIABLES_OF_A_REPOSITORY, refuse_bare_repositories

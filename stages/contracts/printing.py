@@ -25,9 +25,11 @@ def print_text(text: str, file: IO[str] | None = None, *, end: str = "\n") -> No
     """Write *text*, which may have several lines, and *end* to *file*, by default standard output; flush it.
 
     Characters that control a terminal are replaced, as are passwords in URLs, and characters that *file*
-    cannot encode.
+    cannot encode. As with `print`, a program without standard output writes nothing.
     """
     target = sys.stdout if file is None else file
+    if target is None:
+        return
     cleaned = clean(f"{text}{end}")
     encoding = getattr(target, "encoding", None) or "utf-8"
     target.write(cleaned.encode(encoding, "replace").decode(encoding))
@@ -37,6 +39,19 @@ def print_text(text: str, file: IO[str] | None = None, *, end: str = "\n") -> No
 def print_error(text: str) -> None:
     """Write *text* and a line break to standard error, as `print_text` does."""
     print_text(text, sys.stderr)
+
+
+def open_closed_streams() -> None:
+    """Open ``/dev/null`` in place of each standard stream that is closed, as after ``>&-``.
+
+    The next file that is opened would otherwise have its number, and receive what child processes print.
+    """
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115  the lowest free number
+            os.set_inheritable(stream.fileno(), True)  # noqa: FBT003
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def discard_output() -> None:

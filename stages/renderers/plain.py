@@ -156,4 +156,4 @@ def read_renderer_name() -> str:
 
 def _can_draw() -> bool:
     """Return whether standard output is a terminal that can move its cursor."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

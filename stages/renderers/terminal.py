@@ -113,7 +113,9 @@ class Screen:
 
     def open(self) -> None:
         """Select the alternate screen, if this program is in the foreground of a terminal."""
-        if self.is_open or not sys.stdout.isatty() or not is_foreground(sys.stdout.fileno()):
+        if self.is_open or sys.stdout is None or not sys.stdout.isatty():
+            return
+        if not is_foreground(sys.stdout.fileno()):
             return
         sys.stdout.flush()
         self._descriptor = sys.stdout.fileno()

@@ -71,3 +71,15 @@ def test_processes_below_a_folder_have_their_working_directory_in_it(sleeper, tm
     assert list(processes.pids_below(tmp_path / "empty")) == []
     assert processes.parent_of(sleeper.pid) == os.getpid()
     assert processes.command_of(sleeper.pid)[1:] == ["-c", "input()"]
+
+
+def test_child_process_of_a_command_without_standard_streams_has_open_ones(tmp_path):
+    result = tmp_path / "result"
+    program = (
+        "import subprocess; from stages.contracts import printing; printing.open_closed_streams(); "
+        f"subprocess.run(['sh', '-c', 'cat && echo lost && echo lost >&2 && echo written >{result}'])"
+    )
+
+    subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], check=True)
+
+    assert result.read_text() == "written\n"

@@ -94,6 +94,19 @@ def test_variable_or_output_selects_the_default_renderer(variable, is_terminal, 
     assert type(default_renderer()) is getattr(renderers, kind)
 
 
+@pytest.mark.parametrize("variable", ["", "live"])
+def test_run_of_a_program_without_standard_output_prints_nothing(variable, monkeypatch, capfd):
+    monkeypatch.setenv("LEARNER_RENDERER", variable)
+    monkeypatch.setattr(sys, "stdout", None)
+    renderer = default_renderer()
+
+    renderer.start(PROGRESS)
+    renderer.epoch_end(PROGRESS, HISTORY)
+    renderer.close()
+
+    assert capfd.readouterr() == ("", "")
+
+
 def test_error_for_an_unknown_renderer_lists_the_valid_names(monkeypatch):
     monkeypatch.setenv("LEARNER_RENDERER", "tui")
 

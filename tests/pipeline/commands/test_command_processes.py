@@ -92,3 +92,12 @@ def test_process_of_a_command(case, project):
     assert re.fullmatch(case.out, done.out, re.DOTALL), done.out
     assert re.fullmatch(case.err, errors, re.DOTALL), errors
     assert not done.imported & set(case.not_loaded)
+
+
+CLOSED = 'exec "$0" "$@" <&- >&- 2>&-'
+
+
+def test_command_with_closed_standard_streams_ends_as_with_open_ones(project):
+    done = project.run("sh", "-c", CLOSED, sys.executable, "-m", "pipeline", "check", "--no-import")
+
+    assert done.code == 0
