@@ -60,18 +60,38 @@ def check_checkout() -> Iterator[Diagnostic]:
 
 
 def find_git_processes(top: Path) -> list[int]:
-    """Return the processes of git and DVC in *top* or below, except for this process and its children."""
+    """Return the processes of git and DVC in *top* or below, except for this process and its children.
+
+    Those in other worktrees of the repository, which share its references, count too.
+    """
     return [
         pid
-        for pid in pids_below(top)
+        for pid in pids_below(top, *_list_worktrees(top))
         if os.getpid() not in (pid, parent_of(pid))
         and {"git", "dvc"} & {Path(word).name for word in command_of(pid)[:4]}
     ]
 
 
+def _find_git_folders(top: Path) -> tuple[Path, Path]:
+    """Return the folder that all worktrees of the repository share, and that of the worktree *top*."""
+    shared, own = run_git(top, "rev-parse", "--git-common-dir", "--git-dir").splitlines()
+    return (top / shared).resolve(), (top / own).resolve()
+
+
+def _list_worktrees(top: Path) -> Iterator[Path]:
+    """Yield the top-level folder of each worktree of the repository of *top*."""
+    shared, _ = _find_git_folders(top)
+    if shared.name == ".git":
+        yield shared.parent
+    for link in shared.glob("worktrees/*/gitdir"):
+        with suppress(OSError):  # git has just removed it
+            yield (link.parent / os.fsdecode(link.read_bytes()).removesuffix("\n")).parent
+
+
 def _check_locks(top: Path) -> Iterator[Diagnostic]:
-    folder = top / run_git(top, "rev-parse", "--git-common-dir").strip()
-    for lock in sorted({path for pattern in LOCK_PATTERNS for path in folder.glob(pattern)}):
+    folders = _find_git_folders(top)
+    locks = {path for folder in folders for pattern in LOCK_PATTERNS for path in folder.glob(pattern)}
+    for lock in sorted(locks):
         message = f"{lock} is the lock file of a killed process, and commands of git and DVC fail"
         yield problem("git", message, f"rm {lock}: {FIX}", partial(_remove_lock, lock, top))
 

@@ -139,12 +139,13 @@ def read_start_time(pid: int) -> float | None:
     return None
 
 
-def pids_below(folder: Path) -> Iterator[int]:
-    """Yield the processes whose working directory is *folder* or below it, as far as it can be read."""
-    real = folder.resolve()
+def pids_below(*folders: Path) -> Iterator[int]:
+    """Yield the processes whose working directory is one of *folders* or below, as far as it can be read."""
+    real = {folder.resolve() for folder in folders}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if Path(process.cwd()).is_relative_to(real):
+            current = Path(process.cwd())
+            if not real.isdisjoint((current, *current.parents)):
                 yield process.pid
 
 

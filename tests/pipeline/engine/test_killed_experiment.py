@@ -7,6 +7,7 @@ import time
 
 import pytest
 from long_tests import cases
+from projects import Project
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor.checkout import BACKUP, check_checkout, find_git_processes
@@ -214,3 +215,24 @@ def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
 
     assert levels == [Level.PROBLEM, Level.WARNING]
     assert not any(each.exists() for each in (lock, *parts))
+
+
+def test_locks_of_a_linked_worktree_are_removed_unless_git_runs_in_another(project, tmp_path, monkeypatch):
+    """All worktrees of a repository share its references, and so their locks."""
+    project.ok("git", "worktree", "add", "-q", str(tmp_path / "linked"))
+    git_folder = project.folder / ".git"
+    locks = [git_folder / name for name in ("index.lock", "worktrees/linked/index.lock", "refs/stash.lock")]
+    for lock in locks:
+        lock.touch()
+        os.utime(lock, (1, 1))
+    linked = Project(tmp_path / "linked", project.environment["PREFECT_HOME"])
+    shell = ["sh", "-c", "git cat-file --batch; true"]
+    with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
+        wait_until(lambda: find_git_processes(project.folder), process=running)
+        fix(linked, monkeypatch)
+        running.stdin.close()
+    assert all(lock.exists() for lock in locks)
+
+    fix(linked, monkeypatch)
+
+    assert not any(lock.exists() for lock in locks)
