@@ -99,7 +99,8 @@ def _check_locks(top: Path) -> Iterator[Diagnostic]:
 def _remove_lock(lock: Path, top: Path) -> None:
     with suppress(FileNotFoundError):
         inode = lock.stat().st_ino
-        time.sleep(max(0.0, MIN_LOCK_AGE_SECONDS - (time.time() - lock.stat().st_mtime)))
+        if _age(lock) < MIN_LOCK_AGE_SECONDS:  # also if the clock was set back since
+            time.sleep(MIN_LOCK_AGE_SECONDS)
         if not find_git_processes(top) and lock.stat().st_ino == inode:
             lock.unlink()
 

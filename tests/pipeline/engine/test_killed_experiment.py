@@ -10,6 +10,7 @@ from long_tests import cases
 from projects import Project
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.doctor import checkout
 from pipeline.doctor.checkout import BACKUP, check_checkout, find_git_processes
 from pipeline.doctor.diagnostics import Level
 from pipeline.project import git
@@ -236,3 +237,14 @@ def test_locks_of_a_linked_worktree_are_removed_unless_git_runs_in_another(proje
     fix(linked, monkeypatch)
 
     assert not any(lock.exists() for lock in locks)
+
+
+def test_lock_from_before_the_clock_was_set_back_is_removed_at_once(project, monkeypatch):
+    lock = project.folder / ".git/index.lock"
+    lock.touch()
+    os.utime(lock, (time.time() + 3600, time.time() + 3600))
+    monkeypatch.setattr(checkout, "MIN_LOCK_AGE_SECONDS", 0.1)
+
+    fix(project, monkeypatch)
+
+    assert not lock.exists()
