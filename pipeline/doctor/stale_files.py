@@ -165,6 +165,8 @@ def _check_standalone(root: Path) -> Iterator[Diagnostic]:
         with suppress(OSError, ValueError, TypeError, AttributeError):
             content = json.loads(entry.read_text())
             name, folder = content.get("name") or entry.stem[:7], Path(str(content.get("root_dir", "")))
+            if not folder.is_dir():
+                continue  # DVC has removed the copy, and lists the experiment as finished
             pids = _pids_of_copy(folder)
             if any(map(is_alive, pids)) or _is_in_use(folder):
                 yield ok("experiments", f"{name} is running in {folder}")

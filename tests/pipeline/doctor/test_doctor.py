@@ -229,6 +229,19 @@ def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeyp
     assert "killed" not in finished.dvc("exp", "show", "--json").ok()
 
 
+def test_finished_experiment_in_a_copy_is_not_reported_as_killed(tmp_path, monkeypatch):
+    """DVC removes the copy, and keeps the file about it."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".dvc/tmp/exps/standalone"
+    entry = folder / "run/8d60d70/8d60d70.run"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(json.dumps({"name": "apart", "root_dir": str(folder / "tmpm79htuig"), "status": 6}))
+
+    (found,) = check_experiments()
+
+    assert found.level is Level.OK
+
+
 def test_killed_worker_of_the_queue_is_reported_with_commands_that_remove_its_task(finished, monkeypatch):
     """The test writes the files that remain after a worker of DVC's queue is killed."""
     monkeypatch.chdir(finished.folder)
