@@ -19,7 +19,6 @@ replaces a damaged object. If the store and the cache are on different file syst
 with other users, no file is linked and DVC copies as usual.
 """
 
-import configparser
 import gc
 import os
 import shutil
@@ -36,6 +35,7 @@ from pipeline.engine.error_reports import explain_user_errors
 from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
+from pipeline.project.cache import find_cache, local_objects
 from pipeline.project.check import check_params, find_data_files, list_values, read_spec
 from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
@@ -60,7 +60,6 @@ STALE_SECONDS = 24 * 3600
 """Age of a folder of a killed process after which it is removed."""
 READ_ONLY = 0o444
 """The mode of every file in DVC's cache."""
-OBJECTS = Path("files/md5")
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
@@ -251,33 +250,6 @@ def _folder(root: Path) -> Iterator[Path]:
                 shutil.rmtree(stale, ignore_errors=True)
     with TemporaryDirectory(prefix=PREFIX, dir=root, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def local_objects(dvc_folder: Path) -> Path | None:
-    """Return the directory of cached files of `find_cache`; None if it is missing or other users share it."""
-    settings, cache = _read_settings(dvc_folder), find_cache(dvc_folder)
-    if settings is None or cache is None or settings.has_option("cache", "shared"):
-        return None
-    return cache / OBJECTS if (cache / OBJECTS).is_dir() else None
-
-
-def find_cache(dvc_folder: Path) -> Path | None:
-    """Return the cache that the settings in *dvc_folder* name; None if they cannot be read.
-
-    They are read without DVC, which takes long to import, so those of the user and of the machine do not
-    count.
-    """
-    settings = _read_settings(dvc_folder)
-    return None if settings is None else dvc_folder / settings.get("cache", "dir", fallback="cache")
-
-
-def _read_settings(dvc_folder: Path) -> configparser.ConfigParser | None:
-    settings = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        settings.read([dvc_folder / "config", dvc_folder / "config.local"], encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        return None
-    return settings
 
 
 def link_into_cache(checkpoints: Path, objects: Path) -> None:

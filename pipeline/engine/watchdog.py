@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pipeline.engine.params_journal import restore_idle_params
 from pipeline.engine.process_tree import open_process, wait_for_exit
+from pipeline.project.cache import OBJECTS, find_cache
 from pipeline.project.lockfile import (
-    CACHE,
     MIN_TEMPORARY_FILE_AGE_SECONDS,
     TEMPORARY,
     back_up_lockfile,
@@ -101,7 +101,8 @@ def _remove_temporary_files() -> None:
         folders = {path.parent for path in read_paths().values() if is_below(path, Path())}
         for folder in folders if is_free else ():
             remove_temporary_files(folder)
-    for folder in CACHE.glob("files/md5/??"):
+    cache = find_cache(TEMPORARY.parent)
+    for folder in cache.glob(f"{OBJECTS}/??") if cache else ():
         with suppress(OSError):
             remove_temporary_files(folder, time.time() - MIN_TEMPORARY_FILE_AGE_SECONDS)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
+from pipeline.project.cache import find_cache
 from pipeline.project.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
@@ -34,7 +35,6 @@ PARAMS_FILE = "params.yaml"
 VERSIONS_FILE, VERSION = "versions.yaml", "VERSION"
 """The file, and the name in the module of a stage, that have the versions of the stages."""
 TEMPORARY = Path(".dvc/tmp")
-CACHE = TEMPORARY.parent / "cache"
 EMPTY_SECONDS = 0.1
 """The age of an empty folder to which DVC, which may run in a copy of the project, is not about to write."""
 RWLOCK = TEMPORARY / "rwlock"
@@ -198,7 +198,8 @@ def repair_lockfiles() -> None:
     with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         if free and is_truncated(LOCKFILE):
             _restore_lockfile()
-        for folder in CACHE.glob("runs/??/*") if free else ():
+        cache = find_cache(TEMPORARY.parent) if free else None
+        for folder in cache.glob("runs/??/*") if cache else ():
             with suppress(OSError):  # it is not empty
                 if time.time() - folder.stat().st_mtime < EMPTY_SECONDS and not any(folder.iterdir()):
                     time.sleep(EMPTY_SECONDS)

@@ -16,7 +16,8 @@ from dvc_data.hashfile.hash_info import HashInfo
 from ruamel.yaml.representer import RepresenterError
 
 from pipeline.engine import dvc_patches
-from pipeline.engine.stage_run import link_into_cache, local_objects
+from pipeline.engine.stage_run import link_into_cache
+from pipeline.project.cache import local_objects
 from stages.contracts.errors import StageFailedError
 
 OTHER_PLACES = [place for place in (Path("/dev/shm"), Path("/var/tmp")) if place.is_dir()]  # noqa: S108
@@ -174,16 +175,24 @@ def test_link_replaces_a_damaged_cached_file(model, dvc_folder):
     [
         ("", "cache/files/md5"),
         ("[cache]\ndir = ../other\n", "../other/files/md5"),
+        ('[cache]\ndir = "../other#1, 2"\n', "../other#1, 2/files/md5"),
+        ("[cache]\ndir = ../other  # on the large disk\n", "../other/files/md5"),
+        ("[cache]\ndir = ~/other\n", "../other/files/md5"),
+        ("[cache]\ndir = a, b\n", None),
+        ("cache = other\n", None),
         ("[cache]\ndir = ../missing\n", None),
         ("[cache]\nshared = group\n", None),
         ("no section", None),
     ],
 )
-def test_local_cache_is_found_by_the_settings_of_dvc(dvc_folder, settings, found):
-    (dvc_folder / "../other/files/md5").mkdir(parents=True)
+def test_local_cache_is_found_by_the_settings_of_dvc(dvc_folder, settings, found, monkeypatch):
+    monkeypatch.setenv("HOME", str(dvc_folder.parent))
+    for name in ("other", "other#1, 2"):
+        (dvc_folder.parent / name / "files/md5").mkdir(parents=True)
     (dvc_folder / "config.local").write_text(settings)
 
-    assert local_objects(dvc_folder) == (dvc_folder / found if found else None)
+    objects = local_objects(dvc_folder)
+    assert (objects and objects.resolve()) == ((dvc_folder / found).resolve() if found else None)
 
 
 def test_checkpoint_stays_unchanged_if_it_cannot_be_linked(model, dvc_folder):

@@ -287,9 +287,11 @@ def test_rwlock_that_dvc_cannot_read_is_removed(project, text, is_intact):
     assert RWLOCK.exists() == is_intact
 
 
-def test_empty_folders_of_the_run_cache_are_removed_unless_an_entry_follows(project, monkeypatch):
+@pytest.mark.parametrize("cache", ["cache", "../another cache"])
+def test_empty_folders_of_the_run_cache_are_removed_unless_an_entry_follows(cache, project, monkeypatch):
     """An experiment in a copy of the project may be about to write an entry there."""
-    folders = [TEMPORARY.parent / "cache/runs/aa" / name for name in ("aab", "aac", "aad", "aae")]
+    (TEMPORARY.parent / "config.local").write_text(f"[cache]\ndir = {cache}\n")
+    folders = [TEMPORARY.parent / cache / "runs/aa" / name for name in ("aab", "aac", "aad", "aae")]
     for folder in folders:
         folder.mkdir(parents=True)
     old, used, new, followed = folders
