@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.project.check import find_data_files
+from pipeline.project.check import find_data_files, find_missing_data
 from pipeline.project.dependencies import find_modules, list_missing_deps
 from pipeline.project.git import find_top, list_tracked_files, run_git
 from pipeline.project.params import Params, read_params
@@ -38,11 +38,15 @@ MAX_LISTED_FILES = 5
 
 
 def check_project() -> Iterator[Diagnostic]:
-    """Check params.yaml, the deps in dvc.yaml, and versions.yaml.
+    """Check params.yaml and the data it names, the deps in dvc.yaml, and versions.yaml.
 
     Raises `ParamsError` if params.yaml is not valid.
     """
-    for stage, paths in list_missing_deps(read_params()).items():
+    params = read_params()
+    for line in find_missing_data(params):
+        message, _, remedy = line.rpartition(". ")
+        yield problem("data", message, remedy)
+    for stage, paths in list_missing_deps(params).items():
         for path in paths:
             message = f"dvc.yaml: an edit of {path} would not rerun {stage}"
             yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:\n      - {path}")

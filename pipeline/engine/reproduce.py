@@ -24,6 +24,7 @@ from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.error_reports import VERBOSE_VARIABLE
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
+from pipeline.project.check import find_remedy, list_outputs, overlaps
 from pipeline.project.lockfile import (
     LOCKFILE,
     back_up_lockfile,
@@ -202,10 +203,11 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
         if isinstance(error, DvcException):
             cause = find_cause(error)
             if isinstance(cause, FileNotFoundError) and not call.has_started:
-                path = str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}")
+                path = Path(str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}"))
+                written = f"Run `dvc repro {name}`, which also runs the stage that writes it"
+                remedy = written if overlaps(path, list_outputs()) else find_remedy(path)
                 raise StageFailedError(
-                    f"{name}: the dependency {path} does not exist. "
-                    f"Run `dvc repro {name}`, which also runs the stage that writes it"
+                    f"dvc.yaml: {name}: the dependency {path} does not exist. {remedy}"
                 ) from error
             raise cause from (cause.__cause__ or error)
         raise

@@ -8,7 +8,7 @@ itself imports none of them.
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -224,15 +224,24 @@ def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
 
 def find_missing_data(params: Params) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
-    stages = resolve_stages(read_definition()).values()
-    outputs = [Path(path) for stage in stages for path in list_paths(stage, "outs")]
+    outputs = list_outputs()
     return [
-        f"{key}: the file or folder {str(path)!r} does not exist. {_advice(path)}"
+        f"{key}: the file or folder {str(path)!r} does not exist. {find_remedy(path)}"
         for key, named in _paths(params)
         for path in (named, *_shards(named))
-        if not path.exists()
-        and not any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
+        if not path.exists() and not overlaps(path, outputs)
     ]
+
+
+def list_outputs() -> list[Path]:
+    """Return the outputs of all stages in dvc.yaml."""
+    stages = resolve_stages(read_definition()).values()
+    return [Path(path) for stage in stages for path in list_paths(stage, "outs")]
+
+
+def overlaps(path: Path, outputs: Iterable[Path]) -> bool:
+    """Return whether *path* is one of *outputs*, is in one, or has one in it."""
+    return any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
 
 
 def find_outside_data(params: Params, definition: Mapping[str, Any], root: Path = Path()) -> list[str]:
@@ -312,7 +321,8 @@ def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
             yield key, Path(value)
 
 
-def _advice(path: Path) -> str:
+def find_remedy(path: Path) -> str:
+    """Return what to do if *path* does not exist and no stage writes it."""
     for candidate in (path, *path.parents):
         if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
             return f"Run `dvc pull {pointer}`"

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.project.check import CODE_KEYS, find_data_files, list_strings
+from pipeline.project.check import CODE_KEYS, find_data_files, list_strings, overlaps
 from pipeline.project.imports import (
     PACKAGE,
     find_imports,
@@ -84,15 +84,21 @@ def fix_deps(params: Params) -> Iterator[str]:
 
 
 def list_missing_deps(params: Params) -> Deps:
-    """Return the files that each stage depends on and that its deps lack."""
+    """Return the files that each stage depends on and that its deps lack.
+
+    A file that does not exist and that no stage writes is left out: DVC refuses to run a stage with such a
+    dependency.
+    """
     noted = _read_notes()
+    declared = _read_declared()
+    outputs = [output for entry in declared.values() for output in entry.outs]
     missing = {
         stage: [
             path
             for path in _simplify({*_find_used_files(stage, params, entry), *noted.get(stage, ())})
-            if not entry.covers(path)
+            if not entry.covers(path) and (path.exists() or overlaps(path, outputs))
         ]
-        for stage, entry in _read_declared().items()
+        for stage, entry in declared.items()
     }
     return {stage: paths for stage, paths in missing.items() if paths}
 

@@ -69,6 +69,7 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
         ignored.write("mine.npz\n")
     finished.use_model("nets:Net")
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
+    finished.edit("params.yaml", "build_learner:", "build_learner:\n  checkpoint: {path: a.pt}")
     finished.dvc("remote", "add", "disk", str(tmp_path / "unmounted/store")).ok()
 
     checks = (check_project, check_untracked_files, partial(check_remotes, LIMIT_SECONDS))
@@ -79,6 +80,7 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
         for level in (Level.PROBLEM, Level.WARNING)
     )
     assert re.search("deps: .*add to deps of fit in dvc.yaml:\n      - nets.py", problems)
+    assert "build_learner.checkpoint.path: the file or folder 'a.pt' does not exist: Correct the" in problems
     assert "untracked: a stage uses nets.py, which neither git nor DVC tracks" in problems
     assert "git add mine.npz; or, for data, dvc add mine.npz" in problems
     assert re.search("untracked: .*`dvc exp run --temp` does not copy them: notes:", warnings)

@@ -273,6 +273,20 @@ def test_missing_output_of_another_stage_is_reported_with_the_command_that_makes
     assert body.calls == []
 
 
+@pytest.mark.parametrize(
+    ("file", "remedy"), [("", "Correct the path"), ("raw.dvc", "Run `dvc pull raw.dvc`")]
+)
+def test_missing_dependency_that_no_stage_writes_is_reported_with_what_to_do(file, remedy, body):
+    Path("dvc.yaml").write_text(PIPELINE.replace("    params", "    deps: [raw]\n    params"))
+    if file:
+        Path(file).write_text("outs: []\n")
+
+    with pytest.raises(
+        StageFailedError, match=f"dvc.yaml: make: the dependency raw does not exist. {remedy}"
+    ):
+        reproduce("make", run=body)
+
+
 @pytest.mark.parametrize("occurrence", range(4))
 def test_output_folder_that_cannot_be_listed_once_is_never_recorded_as_an_empty_one(
     occurrence, body, monkeypatch

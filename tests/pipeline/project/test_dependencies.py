@@ -197,6 +197,18 @@ def test_stage_that_reads_what_its_deps_lack_is_refused_until_they_are_added(top
     run()
 
 
+def test_only_files_that_exist_or_that_a_stage_writes_are_added_to_deps(project):
+    """DVC runs no stage of which a dependency does not exist, also after the path in params is corrected."""
+    Path("dvc.yaml").write_text(f"{DEFINITION}  make:\n    cmd: x\n    outs: [made.npz]\n")
+    npz = {name: {"kind": "npz", "path": f"{name}.npz"} for name in ("misspelled", "made")}
+
+    added = {
+        name: list(fix_deps(Params.model_validate({"load_data": {"source": npz[name]}}))) for name in npz
+    }
+
+    assert added == {"misspelled": [], "made": ["dvc.yaml: added made.npz to the deps of load-data"]}
+
+
 @pytest.mark.parametrize("function", COVERED.values(), ids=COVERED)
 def test_stage_that_reads_what_deps_cover_or_nobody_edits_is_recorded(function, project):
     write_source(function=function)
