@@ -11,7 +11,7 @@ import typer
 from pipeline.commands.options import argument, option, report_unwritable
 from pipeline.commands.results import LearningRate, MetricValues, SampleFile, Summary, SummaryRow, Written
 from pipeline.project.paths import read_paths
-from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.errors import DataError, ParamsError, StageError
 from stages.contracts.history import Split
 from stages.contracts.printing import print_line, print_text
 from stages.contracts.text import number
@@ -71,7 +71,7 @@ def _dataset(directory: Path, source: str) -> "datasets.Dataset":
 
     Of a source with splits other than the prepared data, only the test split is used, or else the valid
     split. Raises `ParamsError` for any other text, and for a split that is missing, and `DataError` for a
-    source that numbers classes or features otherwise than the prepared data.
+    source that cannot be read, or numbers classes or features otherwise than the prepared data.
     """
     from stages import data
 
@@ -83,7 +83,12 @@ def _dataset(directory: Path, source: str) -> "datasets.Dataset":
                 f"set load_data.{source}_fraction"
             )
         return data.read_split(directory, source, info, allowed=_list_project_code())
-    loaded = data.load_source(parse_source(source))
+    parsed = parse_source(source)
+    try:
+        loaded = data.load_source(parsed)
+    except DataError as error:
+        message = str(error).removeprefix("load_data.source.path: ")
+        raise DataError(f"--source {source}: {message}") from error
     facts = loaded.train.facts if isinstance(loaded, data.Splits) else loaded.facts
     data.check_numbering(facts, vars(info), f"--source {source}")
     return data.dataset(list(data.split_columns(loaded).values())[-1])
@@ -158,7 +163,7 @@ def data(
 def lr_find(
     lowest: Annotated[float, typer.Option("--min", help="First learning rate.")] = 1e-7,
     highest: Annotated[float, typer.Option("--max", help="Last learning rate.")] = 10.0,
-    steps: Annotated[int, option("Number of batches.")] = 100,
+    steps: Annotated[int, option("Number of batches.", min=10)] = 100,
     output: Annotated[Path, option("File for the curve, as tab-separated values.")] = Path(
         "artifacts/lr-find.tsv"
     ),
@@ -172,6 +177,8 @@ def lr_find(
     """
     from pipeline.project.params import read_params
 
+    if not 0 < lowest < highest:
+        raise ParamsError(f"--min must be above 0 and below --max; found {lowest:g} and {highest:g}")
     with report_unwritable(output):
         curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
         rows = zip(curve.rates, curve.losses, curve.running_mean, strict=True)

@@ -64,11 +64,27 @@ def test_evaluate_refuses_sources_without_data(finished):
     for source, message in (
         ("nowhere", "Use train, valid, test, digits"),
         ("test", "the data has no test split. Use one of train, valid, or set load_data.test_fraction"),
-        ("idx:nowhere", "there is no folder 'nowhere'"),
+        ("idx:nowhere", "error: --source idx:nowhere: there is no folder 'nowhere'. Correct the path"),
+        ("npz:no.npz", "error: --source npz:no.npz: there is no file 'no.npz'. Correct the path"),
     ):
         refused = finished.call("evaluate", "--source", source)
         assert refused.code != 0
         assert message in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--min", "1", "--max", "0.1"), "error: --min must be above 0 and below --max; found 1 and 0.1\n"),
+        (("--min", "nan"), "error: --min must be above 0 and below --max; found nan and 10\n"),
+        (("--steps", "9"), "Invalid value for '--steps': Input should be greater than or equal to 10"),
+    ],
+)
+def test_lr_find_refuses_rates_that_do_not_grow_as_wrong_usage(options, message, finished):
+    refused = finished.call("lr-find", *options)
+
+    assert refused.code == 2
+    assert message in refused.err
 
 
 def test_status_reports_the_changed_dependency_of_a_stage(finished):
