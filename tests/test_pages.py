@@ -258,3 +258,28 @@ PARAMS = [
 @pytest.mark.parametrize("content", PARAMS)
 def test_params_on_a_page_are_valid(content):
     assert Params.model_validate(content)
+
+
+SECTION_OF = dict.fromkeys(("model", "optimizer", "schedule", "parameter_groups"), "build_learner")
+"""The section of a param that tables name without one."""
+
+
+def params_in_text(text):
+    """Yield the keys and the value of each param in the text of a page, such as ``fit.keep: {last: 2}``."""
+    first = "|".join([*(f"{section}\\." for section in Params.model_fields), *SECTION_OF])
+    for path, value in re.findall(rf"`((?:{first})(?:(?<=\.)[\w.]+)?): ([^`]+)`", text):
+        keys = path.split(".")
+        yield [*filter(None, [SECTION_OF.get(keys[0])]), *keys], YAML(typ="safe").load(value)
+
+
+@pytest.mark.parametrize("each", pages(), ids=lambda each: each.name)
+def test_params_in_the_text_of_a_page_are_valid(each):
+    for keys, value in params_in_text(each.text):
+        content = {"build_learner": {"optimizer": {"kind": "adam"}}, "fit": {"num_threads": 1}}
+        section = content
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+        section[keys[-1]] = value
+
+        is_registered_elsewhere = value == {"kind": "wide"}
+        assert is_registered_elsewhere or Params.model_validate(content)
