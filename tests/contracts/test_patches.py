@@ -1,9 +1,13 @@
 """Private names of other packages are checked before they are replaced."""
 
 import functools
+import importlib
+import re
 
 import pytest
+from pages import page
 
+from pipeline.doctor.environment import PATCH_MODULES
 from stages.contracts.errors import StageError
 from stages.system.patches import Patch, check_patches, find_problems
 
@@ -54,3 +58,20 @@ def test_check_raises_one_error_that_lists_every_problem():
         find_problems([MISSING])[0],
         f"  {find_problems([CHANGED])[0]}",
     ]
+
+
+def test_pages_list_and_count_the_private_names_that_are_replaced_or_used():
+    """The page may leave out the module of a name that follows another one."""
+    modules = map(importlib.import_module, PATCH_MODULES)
+    names = [patch.name.removesuffix(".default") for module in modules for patch in module.PATCHES]
+    rows = re.findall(
+        r"^\| (`.*?`) \|", page("pipeline/README.md").section("Replaced private names"), re.MULTILINE
+    )
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+    assert last_parts(names) == last_parts(listed) - {"_toml", "_json", "_py"}
+    assert f"replaced private names: {len(names)}, all" in page("pipeline/doctor/README.md").text
+
+
+def last_parts(names):
+    return {re.split("[.:]", name)[-1] for name in names}
