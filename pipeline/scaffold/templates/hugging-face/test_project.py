@@ -6,10 +6,10 @@ from model import SmallBert
 from source import MAX_TERMS, WORDS, sums
 
 
-def build_model() -> SmallBert:
+def build_model(**options: float) -> SmallBert:
     """Return a model of one layer."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return SmallBert((2 * MAX_TERMS - 1,), vocabulary_size=len(WORDS), num_classes=2, **sizes).eval()
+    options |= {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return SmallBert((2 * MAX_TERMS - 1,), vocabulary_size=len(WORDS), num_classes=2, **options).eval()
 
 
 def test_class_is_the_sign_of_the_sum() -> None:
@@ -20,6 +20,14 @@ def test_class_is_the_sign_of_the_sum() -> None:
     for ids, target in zip(arrays.inputs, arrays.targets, strict=True):
         words = [WORDS[each] for each in ids]
         assert (eval("".join(symbols.get(word, word) for word in words)) > 0) == target  # noqa: S307  our words
+
+
+def test_model_has_as_many_positions_as_pretrained_weights() -> None:
+    """Without the option, it has those of the longest sum."""
+    models = build_model(), build_model(max_position_embeddings=512)
+
+    positions = [model.bert.embeddings.position_embeddings.num_embeddings for model in models]
+    assert positions == [2 * MAX_TERMS - 1, 512]
 
 
 def test_padding_does_not_change_the_logits() -> None:
