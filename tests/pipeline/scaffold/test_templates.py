@@ -152,6 +152,14 @@ def test_readme_has_a_title_and_a_description_and_names_every_file_to_edit(name)
     assert [path for path in made.keys() - hidden if f"`{path}`" not in made["README.md"]] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_readme_names_no_data_of_the_user_in_a_folder_that_git_ignores(name):
+    """`dvc add` refuses such data, and a sweep has no copy of it."""
+    readme = read_files(name)["README.md"]
+
+    assert re.findall(r"\b(?:path|masks|boxes): data/\S+", readme) == []
+
+
 def list_commands(name):
     """Return the commands in the README of the template *name*, also the programs in its text."""
     readme = Page(name, read_files(name)["README.md"])
