@@ -183,7 +183,8 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint and each damaged file, and the count of intact files."""
     finished = read_finished(run.path)
     if finished is None and run.state is State.FINISHED:
-        return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
+        problem = "is corrupt. Run `dvc repro --force fit` with the params of this run to rewrite it"
+        return [(FINISHED_FILE, problem), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None
     manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
     damage = find_damage(run.path, manifest)

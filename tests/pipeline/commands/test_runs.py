@@ -182,7 +182,7 @@ def test_verify_reports_corrupt_results_and_accepts_runs_of_an_older_version(fol
     path.write_text('{"epoch": 2}')
 
     assert corrupt.code == 1
-    assert "finished.json: is corrupt" in corrupt.out
+    assert "finished.json: is corrupt. Run `dvc repro --force fit` with the params of" in corrupt.out
     assert "checkpoint/trainer-2: intact\n" in folder.call("runs", "verify").out
 
 
