@@ -68,7 +68,7 @@ def describe_platform(platform: str) -> str:
     return (
         f"learner runs on Linux only; found platform {platform!r}. It needs Linux for the locks of the run "
         "store (fcntl.flock), for processes that end with their parent (/proc), and for hard links "
-        "between the cache and the workspace. Use a Linux machine, a Linux container, or WSL 2"
+        "between the run store and DVC's cache. Use a Linux machine, a Linux container, or WSL 2"
     )
 
 

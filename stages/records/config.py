@@ -54,7 +54,7 @@ class RecorderConfig(Config):
     precision: Precisions | None = None
     """Precision of floats and integers in the file: 32 (``full``), 16 (``half``) or 64 bits (``double``).
 
-    None selects the default of ``kind``: half for ``compact``, full for all others.
+    null: the default of ``kind``, half for ``compact``, full for all others.
     """
     compression: Annotated[int, integer(0, 1)] = 1
     """Compression of gzipped formats: 1, or 0 to store (faster than torch.save, files a tenth larger)."""
