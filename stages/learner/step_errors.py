@@ -193,10 +193,10 @@ def _explain_dtype(failure: Failure, received: Tensor) -> str:
     if is_right:
         return ""
     needed = torch.int64 if takes_indices else weight.dtype
-    return (
-        f"the input of {failure.place} is {_name(received.dtype)}, and it takes {_name(needed)}. Convert it "
-        f"with .to({needed}), in the dataset or the batcher"
-    )
+    remedy = f"Convert it with .to({needed}), in the dataset or the batcher"
+    if takes_indices:
+        remedy = 'Give it the kind "tokens" in Arrays, which is never normalized, or return it as int64'
+    return f"the input of {failure.place} is {_name(received.dtype)}, and it takes {_name(needed)}. {remedy}"
 
 
 def _explain_size(failure: Failure, received: Tensor) -> str:

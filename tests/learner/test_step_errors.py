@@ -107,7 +107,12 @@ MISTAKES = {
         "largest index is 31, and the layer 0 has num_embeddings=9. Create it with num_embeddings=32",
     ),
     "index below 0": (layers(nn.Embedding(32, 1)), INPUTS.long() - 1, LABELS, "the smallest index is -1"),
-    "floats as indices": (layers(nn.Embedding(9, 1)), INPUTS, LABELS, "the layer 0 is float32, .* int64"),
+    "floats as indices": (
+        layers(nn.Embedding(9, 1)),
+        INPUTS,
+        LABELS,
+        'the layer 0 is float32, .* int64. Give it the kind "tokens" in Arrays, which is never normalized',
+    ),
     "one sample in a batch norm": (
         [nn.BatchNorm1d(4), nn.Linear(4, 3)],
         INPUTS[:1],
