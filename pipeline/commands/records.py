@@ -248,7 +248,10 @@ def _build_start(directory: Path) -> "Start":
     from stages.learner import LearnerSpec
 
     spec = LearnerSpec.read(directory)
-    spec.check_code()
+    spec.check_code(
+        remedy="`learner records` runs only built-in code. Set save_model.exports: [safetensors] for the "
+        "names and axes of PyTorch, or read the file with stages.records.load_file"
+    )
     return spec.build(seed=0)
 
 

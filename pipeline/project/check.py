@@ -287,7 +287,11 @@ def read_spec(directory: Path, params: Params) -> "learner.LearnerSpec":
     Raises `CheckpointError` if it names code that is neither built in nor named in build_learner of *params*.
     """
     spec = learner.LearnerSpec.read(directory)
-    spec.check_code(list_values(params.build_learner))
+    remedy = (
+        "Its code is run only if build_learner in params.yaml names it too. Read that code, and add it there "
+        "if you trust it"
+    )
+    spec.check_code(list_values(params.build_learner), remedy)
     return spec
 
 

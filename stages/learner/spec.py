@@ -34,6 +34,7 @@ NO_CLASSES = (
     "num_classes is None, because the targets of the data are not integers or text. Convert them to integers "
     "from 0, or use a RegressionStep with num_outputs"
 )
+ADD_TO_ALLOWED = "Read that code, and add the name to allowed if you trust it"
 """A note for an error of a model that takes a number of classes."""
 
 
@@ -87,11 +88,11 @@ class LearnerSpec(Config):
                 error.add_note(NO_CLASSES)
             raise
 
-    def check_code(self, allowed: Collection[str] = ()) -> None:
+    def check_code(self, allowed: Collection[str] = (), remedy: str = ADD_TO_ALLOWED) -> None:
         """Raise `CheckpointError` if `build` would run code that is neither built in nor one of *allowed*.
 
         Call this for a ``learner.json`` of unknown origin. *allowed* has the kinds, and the import paths of
-        functions, in the params of the project.
+        functions, in the params of the project. The message ends with *remedy*.
         """
         parts = (
             (self.model, models.BUILT_IN),
@@ -101,10 +102,7 @@ class LearnerSpec(Config):
         kinds = {part.kind for part, built_in in parts if part.kind not in built_in}
         kinds |= set(_list_import_paths(self.model_dump(mode="json")))
         if others := sorted(kinds.difference(allowed)):
-            raise CheckpointError(
-                f"{SPEC_FILE} names {', '.join(others)}, which is not built in. Its code is run only if "
-                "build_learner in params.yaml names it too. Read that code, and add it there if you trust it"
-            )
+            raise CheckpointError(f"{SPEC_FILE} names {', '.join(others)}, which is not built in. {remedy}")
 
     def write(self, directory: Path) -> None:
         """Write ``learner.json`` to *directory*."""

@@ -306,7 +306,8 @@ def test_code_that_is_not_allowed_is_not_run(tmp_path, directory):
     edit(tmp_path / "learner.json/learner/learner.json", "model", "os:abort")
     edit(tmp_path / "config.json/config.json", "fit", "os:abort", "batcher")
 
-    with pytest.raises(CheckpointError, match="names os:abort, which is not built in"):
+    remedy = "which is not built in. Read that code, and add the name to allowed if you trust it"
+    with pytest.raises(CheckpointError, match=f"names os:abort, {remedy}"):
         load_model(tmp_path / "learner.json")
     with pytest.raises(PluginError, match="'os:abort' is not built in"):
         load_model(tmp_path / "config.json")

@@ -113,6 +113,20 @@ def test_layout_torch_needs_the_model_and_writes_what_pytorch_loads(source, fold
     assert_equal_state(safetensors.torch.load_file(folder / "out.safetensors"), mlp().state_dict())
 
 
+def test_conversion_by_a_model_that_is_not_built_in_is_refused_with_what_to_do(folder):
+    description = folder / "learner.json"
+    description.write_text(description.read_text().replace('"mlp"', '"mine:Net"'))
+    arguments = ("convert", folder / "model.mpk.gz", folder / "out.safetensors", "--layout", "torch")
+
+    code, text = learner(*arguments, "--learner", folder)
+
+    assert code == 1
+    assert (
+        "mine:Net, which is not built in. `learner records` runs only built-in code. Set save_model.exp"
+        in text
+    )
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_file_of_pytorch_becomes_a_record_only_through_the_model(name, folder):
     target = folder / f"out{FORMATS[name].suffix}"
