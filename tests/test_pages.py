@@ -1,17 +1,20 @@
-"""The programs on the pages run, and their commands of DVC and torchrun are accepted.
+"""The programs on the pages and in docstrings run, and the commands of DVC and torchrun are accepted.
 
 ``python tests/lint`` checks the rest: other commands, options, links, and the names that programs import.
 """
 
+import doctest
 import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from dvc.cli.parser import get_main_parser
 from long_tests import long
 from pages import ROOT, page, pages
+from repository import list_files
 from ruamel.yaml import YAML
 from torch.distributed.run import get_args_parser
 
@@ -48,6 +51,23 @@ def test_python_block_runs_as_a_script(program, project, tmp_path):
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+WITH_EXAMPLES = [
+    name.removesuffix(".py").replace("/", ".")
+    for name in list_files()
+    if re.fullmatch(r"stages/.+\.py", name) and ">>> " in (ROOT / name).read_text()
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_in_the_docstrings_of_a_module_run(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    tried = doctest.testmod(import_module(name))
+
+    assert tried.attempted
+    assert not tried.failed
 
 
 def commands_of(program):
