@@ -208,10 +208,11 @@ def _matches(requested: str, names: Sequence[str]) -> list[str]:
     wanted = requested.casefold().replace("_", " ")
     matches = [name for name in names if wanted in (name.casefold(), name.casefold().partition("/")[2])]
     if not matches:
+        if not names:
+            raise ParamsError("no run has metrics. Run `dvc repro`, or name a revision that has results")
         options = [*names, *(name.partition("/")[2] for name in names)]
         raise ParamsError(
-            f"no run has a metric {requested!r}.{closest(requested, options)} "
-            f"Name one of: {', '.join(names) or 'none'}"
+            f"no run has a metric {requested!r}.{closest(requested, options)} Name one of: {', '.join(names)}"
         )
     return matches
 

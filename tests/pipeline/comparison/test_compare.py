@@ -95,6 +95,10 @@ def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
         (["compare", "nowhere"], "'nowhere': not an experiment, tag, branch or commit of this repository"),
         (["compare", "--metric", "valid/Los"], "no run has a metric 'valid/Los'. Did you mean 'valid/Loss'?"),
         (
+            ["plot", "Loss", "HEAD~1"],
+            "no run has metrics. Run `dvc repro`, or name a revision that has results",
+        ),
+        (
             ["compare", "--sort", "seed"],
             "'seed' is ambiguous. Name one of: build_learner.seed, fit.seed, load_data.seed",
         ),
