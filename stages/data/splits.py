@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.trees import LeafKind, Tree, count_rows, list_leaves, take
+from stages.data.trees import LeafKind, Tree, count_rows, flatten, list_leaves, take
 
 SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
@@ -106,7 +106,9 @@ class Fold(float):
     """The number of parts."""
 
     def __new__(cls, index: int, count: int) -> Self:
-        """Create the share ``1 / count``."""
+        """Create the share ``1 / count``. Raises `DataError` if there is no such fold."""
+        if not (count >= 2 and 1 <= index <= count):
+            raise DataError(f"Fold({index}, {count}): pass a number of folds from 2, and a fold up to it")
         fold = super().__new__(cls, 1 / count)
         fold.index, fold.count = index, count
         return fold
@@ -127,8 +129,15 @@ def split(
     Both fractions are shares of all samples; 0 leaves the split out. Regression targets are divided without
     strata, as all are with *stratify* False, and samples of a group stay together. A split in `Arrays.splits`
     is not drawn. A *valid_fraction* that is a `Fold` is that part of the samples that are not in the test
-    split. Raises `DataError` if a part would be empty or, without groups, would miss a class.
+    split. Raises `DataError` if a part would be empty or, without groups, would miss a class, and if inputs
+    and targets have different numbers of samples.
     """
+    for name, leaf in (flatten(arrays.inputs, "inputs") | flatten(arrays.targets, "targets")).items():
+        if count_rows(leaf) != len(arrays):
+            raise DataError(
+                f"inputs and {name} must have the same number of samples; found {len(arrays)} and "
+                f"{count_rows(leaf)}. Remove the samples without a partner"
+            )
     fractions = {"test": test_fraction, "valid": valid_fraction}
     parts = divide_samples(
         arrays, find_strata(arrays.targets, len(arrays)), fractions, seed, stratify=stratify

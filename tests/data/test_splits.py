@@ -347,3 +347,30 @@ def test_split_may_lack_the_last_classes():
     parts = [data.Arrays(CLASSES.inputs, CLASSES.targets, facts=names) for names in facts]
 
     assert data.Splits(parts[0], test=parts[1]).test is parts[1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (
+            CLASSES.inputs,
+            CLASSES.targets[:-1],
+            "inputs and targets must have the same number of sa",
+        ),
+        (
+            {"a": CLASSES.inputs, "b": CLASSES.inputs[1:]},
+            CLASSES.targets,
+            "inputs and inputs.b must have the same number of sa",
+        ),
+    ],
+)
+def test_arrays_of_different_lengths_are_not_divided(inputs, targets, message):
+    """The samples without a partner would be left out, or be in no split."""
+    with pytest.raises(DataError, match=message):
+        data.split(data.Arrays(inputs, targets), 0.2, 1)
+
+
+@pytest.mark.parametrize(("index", "count"), [(0, 5), (6, 5), (1, 1), (1, 0)])
+def test_number_of_a_fold_is_from_1_to_that_of_the_folds(index, count):
+    with pytest.raises(DataError, match=rf"Fold\({index}, {count}\): pass a number of folds from 2"):
+        data.Fold(index, count)
