@@ -61,6 +61,9 @@ class NormalizeBatcher:
         std: the same.
         ragged: ``list`` for a tensor of each sample, or ``pad`` for one tensor, filled up with 0 for numbers
             and -100 for integers.
+
+    Raises:
+        BuilderError: If a *std* is not a finite number above 0.
     """
 
     def __init__(
@@ -79,15 +82,19 @@ class NormalizeBatcher:
             self._set_numbers(mean, std)
 
     def _set_numbers(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        means, divisors = (
+            torch.tensor(numbers, dtype=torch.float64, device="cpu") for numbers in (mean, std)
+        )
+        if not (bool((divisors > 0).all()) and bool(divisors.isfinite().all())):
+            raise BuilderError(
+                f"batcher: std must be finite and above 0; found {std}. Divide equal values by 1"
+            )
         if isinstance(mean, Sequence) or isinstance(std, Sequence):
             self._channels = ChannelScale(mean, std)
         else:
             self._scale = 1.0 / std
             self._offset = torch.tensor(-mean / std, device="cpu")
             self._offsets: dict[torch.device, Tensor] = {}
-        means, divisors = (
-            torch.tensor(numbers, dtype=torch.float64, device="cpu") for numbers in (mean, std)
-        )
         is_large, scales = means.abs() > MAX_FLOAT32_MEAN * divisors.abs(), (1.0 / divisors).abs()
         is_rounded = (scales < FLOAT32.tiny) | (scales > FLOAT32.max)
         self._exact = (means, divisors) if bool((is_large | is_rounded).any()) else None

@@ -152,3 +152,14 @@ def test_inputs_without_numbers_are_an_error(inputs, found):
 
     with pytest.raises(BuilderError, match=f"no mean and std for the inputs {found}"):
         batcher.batch(Samples(inputs))
+
+
+@pytest.mark.parametrize("std", [0, -1.0, [1.0, 0.0], float("nan"), {"a": 0.0}])
+def test_numbers_by_which_no_input_can_be_divided_are_refused(std):
+    """They would make NaN or infinity of the inputs, which the loss reports long after."""
+    mean = {"a": 0.0} if isinstance(std, dict) else 0.0
+
+    with pytest.raises(
+        BuilderError, match="batcher: std must be finite and above 0; found .*Divide equal val"
+    ):
+        NormalizeBatcher(mean, std)
