@@ -39,7 +39,7 @@ from pipeline.engine.project_copy import (
     temporary_copy,
 )
 from pipeline.project.paths import STORES_VARIABLE, make_user_folder
-from pipeline.sweep.plan import PlannedPoint, is_result
+from pipeline.sweep.plan import PlannedPoint, is_result, list_gpus
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
@@ -156,7 +156,7 @@ def _claim_gpus(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
     The standard input holds the locks of their GPUs, if they have any. No process reads it; it only keeps the
     locks until the last process has exited.
     """
-    names = () if job.share_gpus else job.point.gpus
+    names = () if job.share_gpus else list_gpus(job.base, job.point.params)
     devices = visible_devices() if names else []
     if not devices:
         return {}, stack.enter_context(Path(os.devnull).open("rb")).fileno()

@@ -89,12 +89,6 @@ class PlannedPoint:
         parts = [params.get("load_data"), params.get("build_learner"), fit, others]
         return json.dumps(parts, sort_keys=True, default=str)
 
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """The devices in ``fit.device`` other than the CPU."""
-        named = (self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto")
-        return tuple(name for name in ([named] if isinstance(named, str) else named) if name != "cpu")
-
 
 def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0) -> list[Point]:
     """Return every point of the grid of *set_params*, in the order in which the values are written.
@@ -283,6 +277,12 @@ def fit_params(base: FrozenProject, params: Mapping[str, Any]) -> dict[str, Any]
     return (params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}
 
 
+def list_gpus(base: FrozenProject, params: Mapping[str, Any]) -> list[str]:
+    """Return the devices in ``fit.device`` of a point with *params* other than the CPU."""
+    named = fit_params(base, params).get("device", "auto")
+    return [name for name in ([named] if isinstance(named, str) else named) if name != "cpu"]
+
+
 def count_epochs(base: FrozenProject, params: Mapping[str, Any]) -> int:
     """Return the number of epochs of a point with *params*. Raises `ParamsError` if they have none."""
     epochs = fit_params(base, params).get("num_epochs")
@@ -310,7 +310,7 @@ def name_with_hash(point: Point, content: Any) -> str:
 def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
     """Return the content of each params file that *point* changes, by its name.
 
-    Raises `ParamsError` if the params would not be valid.
+    Raises `ParamsError` if the params would not be valid, also if it does not change params.yaml.
     """
     contents = {}
     for name, overrides in point.overrides:
@@ -321,8 +321,8 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
                 f"Put the file into the project and run `git add {name}`"
             )
         contents[name] = override_content(overrides, text, name)
-        if name == PARAMS:
-            _check_params(contents[name], base)
+    if content := contents.get(PARAMS) or base.content(PARAMS):
+        _check_params(content, base)
     return contents
 
 

@@ -8,14 +8,14 @@ import pytest
 from pages import ROOT
 from ruamel.yaml import YAML
 
-from pipeline.engine.project_copy import freeze
+from pipeline.engine.project_copy import FrozenProject, freeze
 from pipeline.sweep.plan import (
     MAX_NAME_LENGTH,
-    PlannedPoint,
     Point,
     expand,
     fold,
     is_result,
+    list_gpus,
     name_with_hash,
     plan_points,
     repeat,
@@ -109,17 +109,39 @@ def test_invalid_syntax_is_an_error(arguments):
 @pytest.mark.parametrize(
     ("fit", "gpus"),
     [
-        ({}, ("auto",)),
-        ({"device": "cpu"}, ()),
-        ({"device": ["cpu", "cpu"]}, ()),
-        ({"device": "cuda:0"}, ("cuda:0",)),
-        ({"device": ["cuda:0", "cuda:1"]}, ("cuda:0", "cuda:1")),
+        ({}, ["auto"]),
+        ({"device": "cpu"}, []),
+        ({"device": ["cpu", "cpu"]}, []),
+        ({"device": "cuda:0"}, ["cuda:0"]),
+        ({"device": ["cuda:0", "cuda:1"]}, ["cuda:0", "cuda:1"]),
     ],
 )
-def test_point_uses_the_gpus_that_its_params_name(fit, gpus):
-    (point,) = expand(["fit.seed=1"])
+def test_point_uses_the_gpus_that_its_params_name(fit, gpus, tmp_path):
+    base = FrozenProject(tmp_path, tmp_path, "HEAD", "HEAD")
 
-    assert PlannedPoint(point, "name", params={"params.yaml": {"fit": fit}}).gpus == gpus
+    assert list_gpus(base, {"params.yaml": {"fit": fit}}) == gpus
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", []), ("cuda:1", ["cuda:1"])])
+def test_point_of_another_params_file_uses_the_gpus_in_params_yaml(device, gpus, project):
+    project.edit("params.yaml", "device: auto", f"device: {device}")
+    (project.folder / "data.yaml").write_text("scale: 1\n")
+    project.ok("git", "add", "data.yaml")
+    base = freeze(project.folder)
+
+    (planned,) = plan_points(base, expand(["data.yaml:scale=2"]))
+
+    assert (planned.mistake, list_gpus(base, planned.params)) == ("", gpus)
+
+
+def test_mistake_in_params_yaml_is_one_of_a_point_of_another_params_file(project):
+    project.edit("params.yaml", "device: auto", "device: 5")
+    (project.folder / "data.yaml").write_text("scale: 1\n")
+    project.ok("git", "add", "data.yaml")
+
+    (planned,) = plan_points(freeze(project.folder), expand(["data.yaml:scale=2"]))
+
+    assert "fit.device" in planned.mistake
 
 
 def test_plan_of_a_finished_point_parses_one_file_and_starts_no_process(tmp_path, monkeypatch):
