@@ -38,13 +38,15 @@ def check(
     Deps must have the modules that params.yaml names, what they import, also in functions, and the data.
     Parts of the project that params.yaml names are imported, which runs the code of their modules.
 
-    Exit with code 1 if dvc.yaml lacks a dependency, and with code 2 if params.yaml is not valid.
+    Exit with code 1 if dvc.yaml lacks a dependency or has one that does not exist, and with code 2 if
+    params.yaml is not valid.
 
     Example: learner check --fix
     """
     from pipeline.project.check import (
         find_late_mistakes,
         find_missing_data,
+        find_missing_files,
         find_outside_data,
         find_plugin_mistakes,
         list_imported_parts,
@@ -63,7 +65,11 @@ def check(
         if parts := list_imported_parts(params):
             print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
         mistakes += find_plugin_mistakes(params)
-    missing = [*find_missing_deps(params), *find_stale_versions()]
+    missing = [
+        *find_missing_files(read_definition()),
+        *find_missing_deps(params),
+        *find_stale_versions(),
+    ]
     for line in missing:
         print_text(line)
     if mistakes:

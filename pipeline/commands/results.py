@@ -61,7 +61,7 @@ class Checked:
     """The result of the check of a project."""
 
     missing: Sequence[str]
-    """A line for each dependency that dvc.yaml lacks, and for each stage with another version."""
+    """A line for each dependency that dvc.yaml or the disk lacks, and each stage of another version."""
     fixed: Sequence[str]
     notes: Sequence[str]
 

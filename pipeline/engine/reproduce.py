@@ -35,7 +35,7 @@ from pipeline.project.lockfile import (
 from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.snapshot import list_folder, read_folder_list
 from pipeline.project.versions import VERSIONS, version_of
-from pipeline.project.yaml_files import stages_of
+from pipeline.project.yaml_files import read_definition, stages_of
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.printing import print_line
 from stages.contracts.text import join_names
@@ -205,7 +205,7 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
             if isinstance(cause, FileNotFoundError) and not call.has_started:
                 path = Path(str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}"))
                 written = f"Run `dvc repro {name}`, which also runs the stage that writes it"
-                remedy = written if overlaps(path, list_outputs()) else find_remedy(path)
+                remedy = written if overlaps(path, list_outputs(read_definition())) else find_remedy(path)
                 raise StageFailedError(
                     f"dvc.yaml: {name}: the dependency {path} does not exist. {remedy}"
                 ) from error

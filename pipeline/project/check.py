@@ -32,7 +32,7 @@ from pipeline.project.paths import parse_paths
 from pipeline.project.run_cache import IGNORED_KEYS, drop_ignored
 from pipeline.project.snapshot import ABSENT, list_paths, list_tracked_params, look_up, resolve_stages
 from pipeline.project.versions import VERSIONS
-from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
+from pipeline.project.yaml_files import DEFINITION, read_definition, read_yaml, stages_of
 from stages import learner
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of, flatten
@@ -98,6 +98,8 @@ OFFERED = {
 """Arguments that a stage passes to a part in addition to those in params, if it accepts them."""
 NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
+KEYS_OF_PATHS = ("foreach", "matrix", "wdir")
+"""The keys of a stage in dvc.yaml that make more paths than it lists, or others."""
 END = ["", ""]
 """Last line of a result. A failure after it occurs at exit, and does not affect a run."""
 PROGRAM = (
@@ -224,24 +226,49 @@ def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
 
 def find_missing_data(params: Params) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
-    outputs = list_outputs()
+    outputs = list_outputs(read_definition())
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {find_remedy(path)}"
         for key, named in _paths(params)
         for path in (named, *_shards(named))
-        if not path.exists() and not overlaps(path, outputs)
+        if _is_missing(path, outputs)
     ]
 
 
-def list_outputs() -> list[Path]:
-    """Return the outputs of all stages in dvc.yaml."""
-    stages = resolve_stages(read_definition()).values()
-    return [Path(path) for stage in stages for path in list_paths(stage, "outs")]
+def find_missing_files(definition: Mapping[str, Any]) -> list[str]:
+    """Return a line for each path in the deps of *definition*, that of dvc.yaml, that `dvc repro` would miss.
+
+    Empty if only DVC can list the paths of its stages.
+    """
+    stages, outputs = resolve_stages(definition), list_outputs(definition)
+    if any(key in stage for stage in stages.values() for key in KEYS_OF_PATHS):
+        return []
+    return [
+        f"dvc.yaml: {path}, in the deps of {name}, does not exist, and no stage writes it. "
+        f"{find_remedy(Path(path))}"
+        for name, stage in stages.items()
+        for path in list_paths(stage, "deps")
+        if "://" not in path and _is_missing(Path(path), outputs)
+    ]
+
+
+def list_outputs(definition: Mapping[str, Any]) -> list[Path]:
+    """Return the outputs of all stages of *definition*, that of dvc.yaml."""
+    return [Path(path) for stage in resolve_stages(definition).values() for path in list_paths(stage, "outs")]
 
 
 def overlaps(path: Path, outputs: Iterable[Path]) -> bool:
     """Return whether *path* is one of *outputs*, is in one, or has one in it."""
     return any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
+
+
+def _is_missing(path: Path, outputs: Iterable[Path]) -> bool:
+    """Return whether *path* does not exist, is not of *outputs*, and has no other dvc.yaml above it."""
+    return not (
+        path.exists()
+        or overlaps(path, outputs)
+        or any((folder / DEFINITION).exists() for folder in path.parents if folder.name)
+    )
 
 
 def find_outside_data(params: Params, definition: Mapping[str, Any], root: Path = Path()) -> list[str]:

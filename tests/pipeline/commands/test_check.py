@@ -303,6 +303,38 @@ def test_check_accepts_an_output_of_another_stage_that_does_not_exist_yet(source
     assert checked.code == (1 if "would not rerun" in checked.out else 0), checked.text
 
 
+@pytest.mark.parametrize(
+    ("dep", "reported"),
+    [
+        ("stages/modle", "Correct the path"),
+        ("raw/digits.npz", "Run `dvc pull raw.dvc`"),
+        ("data/prepared/dataset.json", ""),
+        ("s3://bucket/data", ""),
+        ("made/data.npz", ""),
+    ],
+)
+def test_check_reports_a_dep_that_neither_exists_nor_is_written(dep, reported, project):
+    """The folder `made` has a dvc.yaml of its own, whose stages may write the file."""
+    (project.folder / "made").mkdir(exist_ok=True)
+    (project.folder / "made/dvc.yaml").write_text("stages: {}\n")
+    project.edit("dvc.yaml", "      - stages/data/sources\n", f"      - stages/data/sources\n      - {dep}\n")
+
+    checked = project.call("check")
+
+    line = f"dvc.yaml: {dep}, in the deps of load-data, does not exist, and no stage writes it. {reported}\n"
+    expected = (1, line) if reported else (0, "params.yaml is valid\n")
+    assert (checked.code, checked.out) == expected, checked.text
+
+
+@pytest.mark.parametrize("key", ["wdir: .", "matrix: {x: [1]}"])
+def test_check_reports_no_missing_file_if_only_dvc_can_list_the_paths(key, project):
+    project.edit(
+        "dvc.yaml", "stages:\n", f"stages:\n  make:\n    {key}\n    cmd: make\n    deps: [no.csv]\n\n"
+    )
+
+    assert project.call("check").code == 0
+
+
 def test_check_reports_the_missing_dep_of_each_file_of_a_source(project):
     project.edit("params.yaml", SOURCE, "kind: npy\n    inputs: mine.py\n    targets: values.py")
 
