@@ -42,7 +42,7 @@ from pipeline.project.paths import STORES_VARIABLE, make_user_folder
 from pipeline.sweep.plan import PlannedPoint, is_result, list_gpus
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
-from stages.runs.layout import SWEEP_FOLDER
+from stages.runs.layout import RUNGS_SUFFIX, SWEEP_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, open_lock, try_lock, wait_for_lock
 
 SWEEP_LOCK_SUFFIX = ".sweep"
@@ -216,7 +216,8 @@ def remove_leftovers(folder: Path) -> None:
     for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
-            lock.with_suffix(FIRST_POINT_SUFFIX).unlink(missing_ok=True)
+            for suffix in (FIRST_POINT_SUFFIX, RUNGS_SUFFIX):
+                lock.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def is_unlocked(log: Path) -> bool:

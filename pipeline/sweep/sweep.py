@@ -36,7 +36,9 @@ from pipeline.sweep.stopping import (
 )
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
-from stages.runs.layout import SWEEP_FOLDER
+from stages.runs import prune
+from stages.runs.layout import RUNGS_SUFFIX, RUNS_FOLDER, SWEEP_FOLDER
+from stages.system.file_lock import hold_lock
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _sweep_lock(base: FrozenProject) -> Iterator[Path]:
         with closing(POINT_SERVERS):
             yield path
     finally:
-        for suffix in (SWEEP_LOCK_SUFFIX, FIRST_POINT_SUFFIX):
+        for suffix in (SWEEP_LOCK_SUFFIX, FIRST_POINT_SUFFIX, RUNGS_SUFFIX):
             path.with_suffix(suffix).unlink(missing_ok=True)
         # those of a killed sweep, in which its servers still worked when this one began
         remove_orphaned(base.root / SERVERS_FOLDER)
@@ -167,7 +169,10 @@ class _Sweep:
         Raises `ParamsError` if these are the first points, and none has valid params.
         """
         if rungs:
-            return self._run_rungs(points, rungs)
+            with hold_lock(self.lock.with_suffix(RUNGS_SUFFIX)):
+                results = self._run_rungs(points, rungs)
+            prune(self.base.root / RUNS_FOLDER)
+            return results
         return self._run_planned(plan_points(self.base, points))
 
     def _run_planned(self, planned: Sequence[PlannedPoint]) -> list[PointResult]:

@@ -64,6 +64,8 @@ COPIES_FOLDER = Path(RUNS_FOLDER, "experiments")
 """Clones in which deployments run experiments."""
 SWEEP_FOLDER = Path(RUNS_FOLDER, "sweep")
 """Clones, logs and locks of the points of sweeps."""
+RUNGS_SUFFIX = ".rungs"
+"""Suffix of the file there that a sweep locks while it may resume points that have finished."""
 
 
 def watchdog_claim(pid: int) -> Path:
@@ -76,6 +78,11 @@ def stores(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if KEY.fullmatch(path.name) and path.is_dir())
+
+
+def list_rungs(root: Path) -> list[Path]:
+    """Return the files that sweeps lock while they may resume finished stores below *root*."""
+    return list(root.glob(f"{SWEEP_FOLDER.name}/*{RUNGS_SUFFIX}"))
 
 
 def lock_of(store_path: Path) -> Path:

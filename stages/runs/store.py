@@ -21,6 +21,7 @@ from stages.runs.layout import (
     KEY_FILE,
     TELEMETRY_FOLDER,
     free_logger_path,
+    list_rungs,
     lock_of,
     locks,
     new_trash_path,
@@ -29,7 +30,7 @@ from stages.runs.layout import (
     trash,
 )
 from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
-from stages.system.file_lock import hold_lock, is_at
+from stages.system.file_lock import hold_lock, is_at, is_locked
 from stages.system.files import read_json, sync_directory, write_text
 
 
@@ -206,9 +207,12 @@ def check_space(path: Path, needed_bytes: int) -> None:
 def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
     """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
 
-    The store with the key *current* counts as the newest, whatever its time. Unfinished stores and stores in
-    use stay. If the process is killed, or the disk fails, the next call removes the rest.
+    The store with the key *current*, of a run that has just finished, counts as the newest, whatever its
+    time; all stay then while a sweep may resume them. Unfinished stores and stores in use stay. If the
+    process is killed, or the disk fails, the next call removes the rest.
     """
+    if current is not None and any(map(is_locked, list_rungs(root))):
+        return []
     with suppress(OSError):
         times = {path: _finish_time(path) for path in stores(root)}
         newest = sorted(

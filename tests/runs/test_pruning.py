@@ -77,6 +77,18 @@ def test_running_run_counts_among_the_newest_stores(root):
     assert {run.key for run in runs(root)} == {second, store.key}
 
 
+def test_run_removes_no_store_that_a_sweep_may_resume(root):
+    """A rung may have more points than the stores that stay, and the better ones continue."""
+    keys = [make(root, number) for number in (1, 2, 3)]
+    rungs = root / "sweep/0a1b.rungs"
+    rungs.parent.mkdir()
+
+    with hold_lock(rungs):
+        assert prune(root, 1, current=keys[2]) == []
+
+    assert prune(root, 1, current=keys[2]) == keys[1::-1]
+
+
 def test_directory_without_stores_is_not_changed(root):
     assert prune(root) == []
     (root / "notes").mkdir(parents=True)

@@ -1,15 +1,20 @@
 """Early stopping: after each rung of epochs the better points continue; a resume makes the same choices."""
 
+import io
 import re
 
 import pytest
 from waiting import wait_until
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.sweep.executors import ThreadExecutor
+from pipeline.sweep.plan import expand
 from pipeline.sweep.progress import WIDTH, result_table
 from pipeline.sweep.stopping import RULES, default_metric, find_metric, rank
-from stages.contracts.errors import ParamsError
+from pipeline.sweep.sweep import SweepOptions, sweep
+from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.history import Direction
+from stages.runs import open_store, prune, runs
 
 RATE = "build_learner.optimizer.learning_rate"
 RATES = "0.0001,0.001,0.003,0.01,0.1,1e30"
@@ -100,6 +105,36 @@ def test_table_with_a_long_metric_is_at_most_80_columns_wide():
     assert lines[0].startswith("run     valid/Loss Loss ")
     assert lines[1].split() == ["seed=1", "0.250", "1", "1", "-"]
     assert len(lines[0]) == len(lines[1]) <= WIDTH
+
+
+def test_finished_stores_stay_until_the_better_points_have_resumed(project, monkeypatch):
+    """A rung may finish more points than the stores that stay otherwise; each store is one of three later."""
+    monkeypatch.chdir(project.folder)
+    root = project.folder / ".runs"
+    counts = []
+
+    def finish(jobs, _, report):
+        for job in jobs:
+            with open_store(root, {"point": job.point.name}) as store:
+                store.finish({"epoch": 1})
+            prune(root, current=store.key)
+            report(job, StageFailedError("it has no experiment"))
+        counts.append(len(runs(root)))
+
+    options = SweepOptions(
+        ThreadExecutor(1),
+        finish,
+        share_gpus=False,
+        stop="asha",
+        metric=None,
+        has_repeats=False,
+        output=io.StringIO(),
+    )
+    with pytest.raises(StageFailedError, match="5 of 5 points failed"):
+        sweep(expand([f"{RATE}=0.1,0.2,0.3,0.4,0.5"]), options)
+
+    assert counts == [5]
+    assert len(runs(root)) == 3
 
 
 @pytest.mark.long
