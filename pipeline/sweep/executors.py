@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.engine.signals import defer_signals
 from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked, run_and_return_error
-from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.system.file_lock import hold_lock
 
 TIMEOUT_SECONDS = 20
@@ -192,13 +192,14 @@ def build_executor(engine: str, width: int, address: str | None = None) -> Execu
 def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> None:
     """Run *jobs*, *width* at a time, and call *report* with the error of each, or None, when it finishes.
 
-    A failed job stops no other. If this function is interrupted, the jobs in progress are stopped and save
-    before it returns.
+    A failed job stops no other. One whose run store another one uses, because their data is equal, runs
+    again after that. If this function is interrupted, the jobs in progress are stopped and save before it
+    returns.
     """
     if not jobs:
         return
     finished: SimpleQueue[tuple[Job, Any]] = SimpleQueue()
-    waiting, active = list(jobs), list[Job]()
+    waiting, active, blocked = list(jobs), list[Job](), list[Job]()
     try:
         with hold_lock(jobs[0].sweep_lock):
             while waiting or active:
@@ -208,7 +209,12 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
                     _start(job, submit, finished)
                 job, future = finished.get()
                 active.remove(job)
-                report(job, _error(future))
+                error = _error(future)
+                if active and isinstance(error, RunInUseError):
+                    blocked.append(job)
+                    continue
+                report(job, error)
+                waiting, blocked = [*blocked, *waiting], []
     except BaseException:
         for job in active:
             while not is_unlocked(job.log):

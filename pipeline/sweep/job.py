@@ -40,7 +40,13 @@ from pipeline.engine.project_copy import (
 )
 from pipeline.project.paths import STORES_VARIABLE, make_user_folder
 from pipeline.sweep.plan import PlannedPoint, is_result, list_gpus
-from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
+from pipeline.sweep.point_process import (
+    FIRST_POINT_SUFFIX,
+    IN_USE_CODE,
+    POINT_SERVERS,
+    PointProcess,
+    PointRequest,
+)
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.layout import RUNGS_SUFFIX, SWEEP_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, open_lock, try_lock, wait_for_lock
@@ -87,7 +93,8 @@ class Job:
 def run_job(job: Job) -> None:
     """Run the point and copy its experiment into the project, unless another sweep has just done that.
 
-    Raises `StageFailedError` if the point fails, or if the sweep ends before the point does.
+    Raises `StageFailedError` if the point fails, or if the sweep ends before the point does, and
+    `RunInUseError` if another process uses its run store.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with _lock_point(job):
@@ -101,8 +108,9 @@ def run_job(job: Job) -> None:
             if code == 0:
                 fetch_experiment(job.base, job.copy_folder, job.point.name, job.point.replaces)
             elif job.is_wanted():
+                kind = RunInUseError if code == IN_USE_CODE else StageFailedError
                 log = job.log.relative_to(job.base.root)
-                raise StageFailedError(f"{_reason(code, job.log, start)}\n  log: {log}")
+                raise kind(f"{_reason(code, job.log, start)}\n  log: {log}")
             else:
                 raise StageFailedError("stopped with the sweep. Run the same command again to resume")
 

@@ -34,6 +34,8 @@ SERVERS_FOLDER = SWEEP_FOLDER / "servers"
 FIRST_POINT_SUFFIX = ".first"
 """Suffix of the lock file that the first point of a sweep holds until it trains."""
 MAX_MESSAGE_BYTES = 1 << 10
+IN_USE_CODE = os.EX_TEMPFAIL
+"""Exit code of the process of a point whose run store another process uses."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
 from pipeline.project.git import run_git
 from pipeline.project.params_edit import set_params
-from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
+from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, IN_USE_CODE, PointRequest
+from stages.contracts.errors import RunInUseError
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 from stages.system.processes import end_process
 
@@ -111,7 +112,8 @@ def _run(request: PointRequest, server: int) -> int:
             terminate_once_with_parent(server)
             run_point(request)
     except BaseException as error:  # noqa: BLE001  what is not reported is raised again
-        return report_error(error)
+        code = report_error(error)
+        return IN_USE_CODE if isinstance(error, RunInUseError) else code
     return 0
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.project_copy import freeze, temporary_copy
+from pipeline.sweep.executors import run_jobs
 from pipeline.sweep.job import Job, _reason, build_request
-from pipeline.sweep.plan import expand, plan_points
+from pipeline.sweep.plan import PlannedPoint, Point, expand, plan_points
 from pipeline.sweep.point_process import POINT_SERVERS
+from stages.contracts.errors import RunInUseError
 from stages.runs.layout import SWEEP_FOLDER
 from stages.system.file_lock import hold_lock
 from stages.system.processes import parent_of, pids_below
@@ -195,3 +198,38 @@ def count_points(project):
     """Return the number of processes in copies of points."""
     places = (project.folder / ".runs/sweep").glob("*.copy")
     return sum(1 for place in places for _ in pids_below(place))
+
+
+def test_point_whose_run_store_another_one_uses_runs_again_after_it(tmp_path):
+    """Points with other params may have the same data, and so the same run; one that waits for none fails."""
+    in_use, first = RunInUseError("the run store is in use"), Future()
+    outcomes = {"second": [in_use, None], "third": [None], "fourth": [in_use]}
+    started, reported = [], []
+
+    def submit(job):
+        started.append(job.point.name)
+        if job.point.name == "first":
+            return first
+        if job.point.name == "third":
+            first.set_result(None)
+        future = Future()
+        future.set_result(outcomes[job.point.name].pop(0))
+        return future
+
+    for names in (["first", "second", "third"], ["fourth"]):
+        points = [PlannedPoint(Point((), ()), name, params={"a.yaml": name}) for name in names]
+        jobs = [Job(None, point, tmp_path / "sweep.sweep") for point in points]
+        run_jobs(jobs, 2, submit, lambda job, error: reported.append((job.point.name, error)))
+
+    assert started == ["first", "second", "third", "second", "fourth"]
+    assert reported == [("first", None), ("third", None), ("second", None), ("fourth", in_use)]
+
+
+@pytest.mark.long  # test_point_whose_run_store_another_one_uses_runs_again_after_it
+def test_points_with_the_same_data_run_one_after_the_other(project, sweep_in):
+    project.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0")
+
+    swept = sweep_in(project, "-j", "2", "-S", "load_data.seed=1,2")
+
+    assert swept.run().code == 0
+    assert [name for name in swept.logs() if swept.epochs(name)] == swept.experiments()[:1]
