@@ -7,6 +7,7 @@ so the sweep stores no list of finished points, which could become stale.
 
 import hashlib
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -331,7 +332,7 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
     stages = stages_of(_read_lock(base, commit, params)).values()
-    if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
+    if not stages or _differ(base, commit, {"dvc.yaml", *_sources(stages)}, compared=params):
         return False
     recorded = [
         entry for stage in stages for entry in (stage.get("params") or {}).items() if entry[0] not in params
@@ -389,13 +390,20 @@ def _sources(stages: Any) -> Iterator[str]:
         yield from (name, *(f"{place}.dvc" for place in (path, *folders)))
 
 
-def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
-    """Return whether a file or folder of *paths*, relative to the project, differs in *commit*."""
+def _differ(base: FrozenProject, commit: str, paths: set[str], *, compared: Iterable[str]) -> bool:
+    """Return whether a file of *paths*, or below one, differs in *commit*, other than the *compared* files.
+
+    All are relative to the project. The user's code may read a file of params, which is then in deps too.
+    """
+    paths = paths.difference(compared)
     first = {PurePosixPath(path).parts[0] for path in paths}
     if ".." not in first and base.list_changed_entries(commit).isdisjoint(first):
         return False
-    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *sorted(set(paths))]
-    return try_git(base.root, *command).returncode != 0
+    command = ["diff", "--name-only", "--no-renames", "-z", base.commit, commit, "--", *sorted(paths)]
+    differing = try_git(base.root, "--literal-pathspecs", *command)
+    folder = base.root.relative_to(base.top)
+    names = {os.path.normpath(folder / name) for name in compared}
+    return differing.returncode != 0 or not names.issuperset(filter(None, differing.stdout.split("\0")))
 
 
 def _check_params(content: Any, base: FrozenProject) -> None:

@@ -185,6 +185,28 @@ def test_point_is_not_finished_if_an_input_has_changed(name, open_project, tmp_p
     assert not is_result(freeze(project.folder), commit, {})
 
 
+@pytest.mark.parametrize("dep", ["conf/data.yaml", "conf"])
+def test_point_is_finished_if_its_params_are_in_a_file_that_a_stage_reads(dep, open_project, tmp_path):
+    """The code of the user reads the file of params, so it is in deps too, or a folder with it is."""
+    project = open_project(tmp_path / "project")
+    lock = {"stages": {"fit": {"cmd": "fit", "deps": [{"path": dep}]}}}
+    for folder in (".dvc", "conf"):
+        (project.folder / folder).mkdir(parents=True)
+    contents = {"dvc.lock": json.dumps(lock), "dvc.yaml": "", "conf/data.yaml": "scale: 2", "conf/net.py": ""}
+    for path, text in contents.items():
+        (project.folder / path).write_text(text)
+    for arguments in (["init", "-q", ".."], ["add", "-A", ".."], ["commit", "-qm", "A project"]):
+        project.ok("git", *arguments)
+    point = project.add_experiment("point")
+    (project.folder / "conf/data.yaml").write_text("scale: 1")
+
+    assert is_result(freeze(project.folder), point, {"conf/data.yaml": {"scale": 2}})
+    assert not is_result(freeze(project.folder), point, {"conf/data.yaml": {"scale": 3}})
+    (project.folder / "conf/net.py").write_text("after")
+    is_same_code = is_result(freeze(project.folder), point, {"conf/data.yaml": {"scale": 2}})
+    assert is_same_code == (dep != "conf")
+
+
 def test_repeats_have_the_seeds_from_1_on_and_a_name_each():
     points = repeat(expand(["fit.batch_size=32,64"]), 2)
 
