@@ -49,6 +49,7 @@ def check(
         find_missing_files,
         find_outside_data,
         find_plugin_mistakes,
+        find_untracked_files,
         list_imported_parts,
     )
     from pipeline.project.dependencies import find_missing_deps, fix_deps
@@ -77,7 +78,11 @@ def check(
     if missing:
         raise ProblemsFound(Checked(missing, fixed, schedule))
     print_text("params.yaml is valid")
-    notes = [*find_outside_data(params, read_definition()), *filter(None, [params.save_model.note])]
+    notes = [
+        *find_outside_data(params, read_definition()),
+        *find_untracked_files(read_definition()),
+        *filter(None, [params.save_model.note]),
+    ]
     for line in notes:
         print_text(line)
     return Checked([], fixed, [*schedule, *notes])

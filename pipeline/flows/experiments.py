@@ -25,7 +25,7 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
-from pipeline.project.check import find_outside_data
+from pipeline.project.check import find_outside_data, find_untracked_files
 from pipeline.project.git import run_git, try_git
 from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
@@ -83,8 +83,10 @@ def run_experiment(
     wait_until_unused(place)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
-        if outside := find_outside_data(read_params(folder / PARAMS), base.content("dvc.yaml"), base.root):
-            raise build_params_error(PARAMS, outside)
+        definition = base.content("dvc.yaml")
+        outside = find_outside_data(read_params(folder / PARAMS), definition, base.root)
+        if lines := [*outside, *find_untracked_files(definition)]:
+            raise build_params_error(PARAMS, lines)
         stores = {STORES_VARIABLE: str(base.root)}  # the next attempt resumes from what a killed run saved
         environment = {FLOW_RUN: flow_run, **stores, **isolate_site_cache(folder)}
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)

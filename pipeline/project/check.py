@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.project.git import find_top
+from pipeline.project.git import find_top, try_git
 from pipeline.project.params import (
     PARAMS,
     Params,
@@ -100,6 +100,8 @@ NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
 KEYS_OF_PATHS = ("foreach", "matrix", "wdir")
 """The keys of a stage in dvc.yaml that make more paths than it lists, or others."""
+POINTER_SUFFIX = ".dvc"
+"""Suffix of a file with which DVC tracks data."""
 END = ["", ""]
 """Last line of a result. A failure after it occurs at exit, and does not affect a run."""
 PROGRAM = (
@@ -231,7 +233,7 @@ def find_missing_data(params: Params) -> list[str]:
         f"{key}: the file or folder {str(path)!r} does not exist. {find_remedy(path)}"
         for key, named in _paths(params)
         for path in (named, *_shards(named))
-        if _is_missing(path, outputs)
+        if not path.exists() and not overlaps(path, outputs)
     ]
 
 
@@ -240,16 +242,54 @@ def find_missing_files(definition: Mapping[str, Any]) -> list[str]:
 
     Empty if only DVC can list the paths of its stages.
     """
-    stages, outputs = resolve_stages(definition), list_outputs(definition)
-    if any(key in stage for stage in stages.values() for key in KEYS_OF_PATHS):
-        return []
     return [
         f"dvc.yaml: {path}, in the deps of {name}, does not exist, and no stage writes it. "
-        f"{find_remedy(Path(path))}"
-        for name, stage in stages.items()
-        for path in list_paths(stage, "deps")
-        if "://" not in path and _is_missing(Path(path), outputs)
+        f"{find_remedy(path)}"
+        for name, path in _list_inputs(definition)
+        if not path.exists()
     ]
+
+
+def find_untracked_files(definition: Mapping[str, Any]) -> list[str]:
+    """Return a line for each path in the deps of *definition* that a copy of the project lacks.
+
+    Git does not track the file, or that of DVC which tracks it. Empty if only DVC can list the paths of the
+    stages.
+    """
+    top = find_top(Path())
+    if top is None:
+        return []
+    inputs = {
+        _find_pointer(path) or path: name
+        for name, path in _list_inputs(definition)
+        if Path(os.path.abspath(path)).is_relative_to(top)  # noqa: PTH100  no link followed
+    }
+    options = ("--others", "--exclude-standard", "--directory", "-z")
+    patterns = [f":(literal){path}" for path in inputs]
+    listed = try_git(Path(), "ls-files", *options, "--", *patterns).stdout if patterns else ""
+    untracked = {Path(path) for path in filter(None, listed.split("\0"))}
+    return [
+        f"dvc.yaml: git does not track {path}, from which {name} has a dependency, and sweeps and scheduled "
+        f"experiments run in a copy, which lacks it. Run `git add {path}`"
+        + ("" if path.suffix == POINTER_SUFFIX else f", or `dvc add {path}` for data")
+        for path, name in inputs.items()
+        if not untracked.isdisjoint([path, *path.parents])
+    ]
+
+
+def _list_inputs(definition: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Yield the stage and the path of each of the deps in *definition* that no stage writes.
+
+    A folder with a dvc.yaml of its own may have stages that write. Empty if only DVC can list all paths.
+    """
+    stages, outputs = resolve_stages(definition), list_outputs(definition)
+    if any(key in stage for stage in stages.values() for key in KEYS_OF_PATHS):
+        return
+    for name, stage in stages.items():
+        for path in map(Path, (path for path in list_paths(stage, "deps") if "://" not in path)):
+            has_stages = any((folder / DEFINITION).exists() for folder in path.parents if folder.name)
+            if not has_stages and not overlaps(path, outputs):
+                yield name, path
 
 
 def list_outputs(definition: Mapping[str, Any]) -> list[Path]:
@@ -260,15 +300,6 @@ def list_outputs(definition: Mapping[str, Any]) -> list[Path]:
 def overlaps(path: Path, outputs: Iterable[Path]) -> bool:
     """Return whether *path* is one of *outputs*, is in one, or has one in it."""
     return any(path.is_relative_to(output) or output.is_relative_to(path) for output in outputs)
-
-
-def _is_missing(path: Path, outputs: Iterable[Path]) -> bool:
-    """Return whether *path* does not exist, is not of *outputs*, and has no other dvc.yaml above it."""
-    return not (
-        path.exists()
-        or overlaps(path, outputs)
-        or any((folder / DEFINITION).exists() for folder in path.parents if folder.name)
-    )
 
 
 def find_outside_data(params: Params, definition: Mapping[str, Any], root: Path = Path()) -> list[str]:
@@ -352,12 +383,17 @@ def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
             yield key, Path(value)
 
 
+def _find_pointer(path: Path) -> Path | None:
+    """Return the file of DVC that tracks *path*, or a folder with it; None without one."""
+    candidates = [place for place in (path, *path.parents) if place.name not in ("", "..")]
+    pointers = [place.with_name(f"{place.name}{POINTER_SUFFIX}") for place in candidates]
+    return next((pointer for pointer in pointers if pointer.exists()), None)
+
+
 def find_remedy(path: Path) -> str:
     """Return what to do if *path* does not exist and no stage writes it."""
-    for candidate in (path, *path.parents):
-        if candidate.name and (pointer := candidate.with_name(f"{candidate.name}.dvc")).exists():
-            return f"Run `dvc pull {pointer}`"
-    return "Correct the path"
+    pointer = _find_pointer(path)
+    return f"Run `dvc pull {pointer}`" if pointer else "Correct the path"
 
 
 def find_plugin_mistakes(params: Params) -> list[str]:

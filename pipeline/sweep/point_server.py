@@ -36,10 +36,12 @@ from pipeline.engine.process_tree import open_process, terminate_once_with_paren
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
+from pipeline.project.check import find_missing_files
 from pipeline.project.git import run_git
 from pipeline.project.params_edit import set_params
+from pipeline.project.yaml_files import read_definition
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, IN_USE_CODE, PointRequest
-from stages.contracts.errors import RunInUseError
+from stages.contracts.errors import RunInUseError, StageFailedError
 from stages.system.file_lock import is_locked, open_lock, wait_for_lock
 from stages.system.processes import end_process
 
@@ -205,6 +207,11 @@ def run_point(request: PointRequest) -> None:
                 _run_experiment(repo, call, first, request.ref)
         except DvcException as error:
             cause = find_cause(error)
+            if isinstance(cause, FileNotFoundError) and (missing := find_missing_files(read_definition())):
+                advice = (
+                    "or run `git add` or `dvc add`: the copy of a point has only the files that these track"
+                )
+                cause = StageFailedError(f"{missing[0]}, {advice}")
             raise cause from (cause.__cause__ or error)
 
 

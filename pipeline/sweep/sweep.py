@@ -10,6 +10,7 @@ from typing import IO
 
 from pipeline.comparison.runs import select_metrics
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
+from pipeline.project.check import find_untracked_files
 from pipeline.project.lockfile import LOCKFILE, check_lockfile, repair_lockfiles
 from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from pipeline.project.yaml_files import read_definition, read_mapping
@@ -112,11 +113,15 @@ def _freeze() -> FrozenProject:
 
 
 def _freeze_readable() -> FrozenProject:
-    """Return the project at this moment. Raises `StageError` if a file of its pipeline cannot be read."""
+    """Return the project at this moment.
+
+    Raises `StageError` if a file of its pipeline cannot be read, or would not be in the copies of the points.
+    """
     repair_lockfiles()
     base = freeze(Path.cwd())
     check_lockfile(LOCKFILE)
-    read_definition()
+    if untracked := find_untracked_files(read_definition()):
+        raise ParamsError("\n".join(untracked))
     if (params := Path(PARAMS)).exists():
         read_mapping(params)
     return base

@@ -356,6 +356,27 @@ def test_data_outside_of_the_repository_is_reported_by_check_and_before_any_poin
     assert project.call("sweep", "--dry-run", "-S", "fit.seed=1,2").code == 0
 
 
+def test_data_that_git_does_not_track_is_reported_by_check_and_before_any_point(project):
+    """A point runs in a copy, which has the data only if git tracks it, or the file of DVC that does."""
+    data = project.folder / "data.npz"
+    np.savez(data, inputs=np.zeros((20, 4), "float32"), targets=np.arange(20) % 2)
+    project.edit("params.yaml", "    kind: digits\n    path: null", "    kind: npz\n    path: data.npz")
+    project.edit("dvc.yaml", "- stages/data/sources\n", "- stages/data/sources\n      - data.npz\n")
+
+    def try_out(name):
+        message = f"git does not track {name}, from which load-data has a dependency, and .* `git add {name}`"
+        checked, planned = project.call("check"), project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
+        assert len(re.findall(message, checked.ok() + planned.err)) in (0, 2)
+        return planned.code, bool(re.search(message, planned.err))
+
+    assert try_out("data.npz") == (2, True)
+    (project.folder / ".gitignore").open("a").write("/data.npz\n")
+    (project.folder / "data.npz.dvc").write_text("outs:\n- path: data.npz\n")
+    assert try_out("data.npz.dvc") == (2, True)
+    project.ok("git", "add", "data.npz.dvc")
+    assert try_out("data.npz.dvc") == (0, False)
+
+
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
     some = project.call("sweep", "--dry-run", *grid)
