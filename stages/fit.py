@@ -85,7 +85,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
         context.group.announce(training=False)
         raise RunInterruptedError(
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}. Nothing was "
-            "recorded: the outputs are those of the last finished run. Run the same command again to resume"
+            "recorded: `dvc checkout` restores the last finished run. Run the same command again to resume"
         )
     context.check_reads()
     store.check_exists()

@@ -131,6 +131,15 @@ def test_fit_of_fewer_epochs_starts_over(tmp_path, capsys):
     assert [path.name for path in (artifacts / "train").iterdir()] == ["epoch-1"]
 
 
+def test_interrupted_fit_names_the_command_that_restores_the_outputs(tmp_path):
+    """DVC has removed those of the last finished run before the stage."""
+    context = FitContext(interrupter=Interrupter())
+    context.interrupter.stop()
+
+    with pytest.raises(RunInterruptedError, match="`dvc checkout` restores the last finished run"):
+        fit(FitConfig(num_epochs=2, num_workers=0, device="cpu"), prepare(tmp_path), context)
+
+
 def fit_epochs(folder, count, **config):
     """Fit for *count* epochs, as DVC does after it has removed the outputs, and return their directory."""
     shutil.rmtree(folder / "artifacts", ignore_errors=True)
