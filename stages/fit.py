@@ -41,7 +41,7 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
         else:
             raise StageError(f"{store.path}: {', '.join(problems)} changed after retraining. Check the disk")
     context.group.announce(training=False)
-    runs.prune(paths.runs, current=store.key)
+    runs.prune_after_run(paths.runs, store.key)
     return store.path
 
 

@@ -50,7 +50,7 @@ def run_custom_stage(name: str, program: Program) -> None:
             store.restart()
         else:
             raise StageError(f"{store.path}: {', '.join(problems)} changed after {name}. Check the disk")
-    runs.prune(runs_root(), current=store.key)
+    runs.prune_after_run(runs_root(), store.key)
 
 
 def _find_source(program: Program) -> list[Path]:

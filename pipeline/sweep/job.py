@@ -221,11 +221,10 @@ def _terminate(process: PointProcess, log: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove from *folder* the copies in which no process works, and the locks of finished sweeps."""
     remove_orphaned(folder, lambda place: not is_unlocked(place.with_suffix(".log")))
-    for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
+    for lock in [*folder.glob(f"*{SWEEP_LOCK_SUFFIX}"), *folder.glob(f"*{RUNGS_SUFFIX}")]:
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
-            for suffix in (FIRST_POINT_SUFFIX, RUNGS_SUFFIX):
-                lock.with_suffix(suffix).unlink(missing_ok=True)
+            lock.with_suffix(FIRST_POINT_SUFFIX).unlink(missing_ok=True)
 
 
 def is_unlocked(log: Path) -> bool:

@@ -37,7 +37,7 @@ from pipeline.sweep.stopping import (
 )
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
-from stages.runs import prune
+from stages.runs import prune_after_run
 from stages.runs.layout import RUNGS_SUFFIX, RUNS_FOLDER, SWEEP_FOLDER
 from stages.system.file_lock import hold_lock
 
@@ -176,7 +176,7 @@ class _Sweep:
         if rungs:
             with hold_lock(self.lock.with_suffix(RUNGS_SUFFIX)):
                 results = self._run_rungs(points, rungs)
-            prune(self.base.root / RUNS_FOLDER)
+            prune_after_run(self.base.root / RUNS_FOLDER)
             return results
         return self._run_planned(plan_points(self.base, points))
 

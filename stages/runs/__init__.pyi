@@ -36,4 +36,5 @@ from .store import check_space as check_space
 from .store import explain_disk_errors as explain_disk_errors
 from .store import open_store as open_store
 from .store import prune as prune
+from .store import prune_after_run as prune_after_run
 from .store import prune_unfinished as prune_unfinished

@@ -204,15 +204,17 @@ def check_space(path: Path, needed_bytes: int) -> None:
         )
 
 
+def prune_after_run(root: Path, current: str | None = None) -> list[str]:
+    """Remove stores as `prune` does, unless a sweep in progress may resume them; return their keys."""
+    return [] if any(map(is_locked, list_rungs(root))) else prune(root, current=current)
+
+
 def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
     """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
 
-    The store with the key *current*, of a run that has just finished, counts as the newest, whatever its
-    time; all stay then while a sweep may resume them. Unfinished stores and stores in use stay. If the
-    process is killed, or the disk fails, the next call removes the rest.
+    The store with the key *current* counts as the newest, whatever its time. Unfinished stores and stores in
+    use stay. If the process is killed, or the disk fails, the next call removes the rest.
     """
-    if current is not None and any(map(is_locked, list_rungs(root))):
-        return []
     with suppress(OSError):
         times = {path: _finish_time(path) for path in stores(root)}
         newest = sorted(

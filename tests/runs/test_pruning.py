@@ -11,7 +11,7 @@ import pytest
 from long_tests import long
 
 from stages.contracts.errors import RunInUseError
-from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
+from stages.runs import State, open_store, prune, prune_after_run, prune_unfinished, run_key, runs, state_of
 from stages.system.file_lock import hold_lock
 
 HOLD = """
@@ -79,14 +79,14 @@ def test_running_run_counts_among_the_newest_stores(root):
 
 def test_run_removes_no_store_that_a_sweep_may_resume(root):
     """A rung may have more points than the stores that stay, and the better ones continue."""
-    keys = [make(root, number) for number in (1, 2, 3)]
+    keys = [make(root, number) for number in (1, 2, 3, 4)]
     rungs = root / "sweep/0a1b.rungs"
     rungs.parent.mkdir()
 
     with hold_lock(rungs):
-        assert prune(root, 1, current=keys[2]) == []
+        assert prune_after_run(root, keys[0]) == []
 
-    assert prune(root, 1, current=keys[2]) == keys[1::-1]
+    assert prune_after_run(root, keys[0]) == keys[1:2]
 
 
 def test_directory_without_stores_is_not_changed(root):
