@@ -25,7 +25,7 @@ from pathspec import GitIgnoreSpec
 
 from pipeline.project.paths import runs_root
 from pipeline.project.reads import record_reads
-from pipeline.project.yaml_files import read_definition, read_mapping, read_yaml, stages_of
+from pipeline.project.yaml_files import MAX_YAML_BYTES, read_definition, read_mapping, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.text import join_names
 from stages.runs.layout import FOLDERS
@@ -37,6 +37,9 @@ MAX_HASHED_BYTES = 16 << 20
 """Files are compared by content until a snapshot has read this much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
 """Names of folders that are ignored without a rule."""
+MAX_WILDCARDS = 3
+"""Most ``*`` between two slashes of a pattern, and most ``**``; with each, a name takes ten times as long."""
+_WILDCARD = re.compile(r"\*+")
 MAX_LISTED_FILES = 5
 """Files that the error about an edit names."""
 DIRECTORY_SUFFIX = ".dir"
@@ -95,14 +98,40 @@ def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return *value* with each ``${a.b}`` replaced by that entry of *values*."""
-    if isinstance(value, str):
-        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda match: str(look_up(values, match[1])), value)
-    if isinstance(value, Mapping):
-        return {interpolate(key, values): interpolate(item, values) for key, item in value.items()}
-    if isinstance(value, list):
-        return [interpolate(item, values) for item in value]
-    return value
+    """Return *value* with each ``${a.b}`` replaced by that entry of *values*.
+
+    Raises `ParamsError` if the entries have more characters than a YAML file may have bytes.
+    """
+    remaining = MAX_YAML_BYTES
+
+    def replace(text: str) -> Iterator[str]:
+        nonlocal remaining
+        *parts, end = text.split("}")  # a regular expression would search each ${ to the end
+        for part in parts:
+            before, _, key = part.partition("${")
+            if not key:
+                yield f"{part}}}"
+                continue
+            entry = str(look_up(values, key.strip()))
+            remaining -= len(entry)
+            if remaining < 0:
+                raise ParamsError(
+                    f"dvc.yaml: its ${{…}} stand for more than {MAX_YAML_BYTES:,} characters, with "
+                    f"{len(entry):,} for {key[:60]!r}. Write a shorter value, or fewer ${{…}}"
+                )
+            yield before + entry
+        yield end
+
+    def visit(item: Any) -> Any:
+        if isinstance(item, str):
+            return "".join(replace(item))
+        if isinstance(item, Mapping):
+            return {visit(key): visit(entry) for key, entry in item.items()}
+        if isinstance(item, list):
+            return [visit(entry) for entry in item]
+        return item
+
+    return visit(value)
 
 
 def look_up(values: Any, key: str) -> Any:
@@ -209,11 +238,41 @@ def read_folder_list(oid: str) -> dict[str, str] | None:
 
 
 def read_ignore_rules() -> GitIgnoreSpec:
-    """Return the rules of the .dvcignore of this project; DVC reads it as git reads a .gitignore."""
-    rules: list[str] = []
-    with suppress(OSError):
-        rules = [line.strip() for line in Path(".dvcignore").read_text(encoding="utf-8").splitlines()]
-    return GitIgnoreSpec.from_lines([*rules, *ALWAYS_IGNORED])
+    """Return the rules of the .dvcignore of this project; DVC reads it as git reads a .gitignore.
+
+    Raises `StageError` if it cannot be read, and as `parse_ignore_rules` does.
+    """
+    path = Path(".dvcignore")
+    lines: list[str] = []
+    try:
+        lines = [line.strip() for line in read_regular(path).decode("utf-8").splitlines()]
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StageError(f"{path} cannot be read: {error.strerror}. Make it readable") from error
+    except UnicodeDecodeError as error:
+        raise StageError(f"{path} is not text in UTF-8: {error}. Write it in UTF-8") from error
+    return parse_ignore_rules([*(line for line in lines if not line.startswith("#")), *ALWAYS_IGNORED], ".")
+
+
+def parse_ignore_rules(rules: Sequence[str], folder: str) -> GitIgnoreSpec:
+    """Return the *rules* of the .dvcignore in *folder*.
+
+    Raises `StageError` if one of them is invalid or may take hours to match.
+    """
+    for rule in rules:
+        parts = rule.rstrip("*/").split("/")
+        if max(len(_WILDCARD.findall(part)) for part in parts) > MAX_WILDCARDS or (
+            parts[1:].count("**") > MAX_WILDCARDS
+        ):
+            raise StageError(
+                f".dvcignore in {folder} has the pattern {rule[:60]!r}, whose wildcards may take hours to "
+                f"match. Write at most {MAX_WILDCARDS} between two slashes"
+            )
+    try:
+        return GitIgnoreSpec.from_lines(rules)
+    except ValueError as error:
+        raise StageError(f".dvcignore in {folder}: {error} Correct the pattern") from error
 
 
 def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:

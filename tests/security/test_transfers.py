@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from dvc.fs import localfs
 from dvc.ignore import DvcIgnorePatterns
-from dvc.parsing import DataResolver
+from dvc.parsing import DataResolver, interpolate
+from dvc.parsing.context import Context
+from dvc.parsing.interpolate import KEYCRE
 from dvc.repo import Repo
 from hostile import (
     ODD_HASHES,
@@ -19,6 +22,7 @@ from hostile import (
 )
 from test_reading import EXIT_CODES
 
+from pipeline.project import snapshot
 from pipeline.project.revisions.dvc_checks import MAX_MATRIX_STAGES, UnsafeFileError, apply_checks
 from pipeline.project.revisions.revision import Revision
 from stages.contracts.errors import StageError
@@ -171,6 +175,16 @@ def test_pattern_that_takes_hours_to_match_is_refused(pattern):
         DvcIgnorePatterns([pattern], "/x", "/")
 
 
+@pytest.mark.parametrize("content", [b"\xff\n", b"!\n", None])
+def test_dvcignore_that_cannot_be_read_is_refused(content, tmp_path):
+    apply_checks()
+    path = tmp_path / ".dvcignore"
+    path.write_bytes(content) if content else path.symlink_to("/dev/zero")
+
+    with pytest.raises(UnsafeFileError, match=r"\.dvcignore"):
+        DvcIgnorePatterns.from_file(str(path), localfs, ".dvcignore")
+
+
 @pytest.mark.parametrize("pattern", ["*.pyc", "**/a/**/*.b*", "a/*/b/*/c/*/d/*/*.tmp", "/x/**", "*_*_*.txt"])
 def test_ordinary_pattern_is_accepted(pattern):
     apply_checks()
@@ -186,3 +200,45 @@ def test_all_matrices_of_a_file_count_together(world):
         assert len([*DataResolver(repo, ".", {"stages": {"one": half}}).get_keys()]) == 101 * 50
         with pytest.raises(UnsafeFileError, match="all matrices may make"):
             [*DataResolver(repo, ".", {"stages": {"one": half, "two": half}}).get_keys()]
+
+
+LONG = "x" * 1_000_000
+EXPANSIONS = {
+    "text": {"vars": [{"big": LONG}], "stages": {"a": {"cmd": "${big} " * 100}}},
+    "mapping": {"vars": [{"big": {LONG: 1}}], "stages": {"a": {"cmd": "x ${big} " * 100}}},
+    "directory": {"vars": [{"big": LONG}], "stages": {"a": {"cmd": "x", "wdir": "${big} " * 100}}},
+    "plot": {"vars": [{"big": LONG}], "plots": [{"${big} " * 100: {}}]},
+    "stages of a matrix": {"stages": {"a": {"cmd": f"{LONG} ${{item.n}}", "matrix": {"n": [*range(100)]}}}},
+    "stages with vars": {
+        "stages": {"a": {"cmd": f"{LONG} ${{item.n}}", "vars": [{"b": 1}], "matrix": {"n": [*range(100)]}}}
+    },
+    "names of a matrix": {"stages": {"a": {"cmd": "x", "matrix": {"n": [LONG], "m": [*range(100)]}}}},
+}
+"""Small contents of a dvc.yaml that stand for large ones."""
+
+
+@pytest.mark.parametrize("content", EXPANSIONS.values(), ids=EXPANSIONS)
+def test_dvc_yaml_that_stands_for_a_larger_one_than_may_be_read_is_refused(content, world):
+    apply_checks()
+
+    with Repo(str(world.origin)) as repo, pytest.raises(UnsafeFileError, match="67,108,864 characters"):
+        resolver = DataResolver(repo, ".", content)
+        [*map(resolver.resolve_one, resolver.get_keys()), resolver.resolve_plots()]
+
+
+@pytest.mark.parametrize("text", ["${a} ${b.c}", "\\${a} ${a", "${a\n} ${b\n${a}}", "}${}${${a}", "$}{", ""])
+def test_values_in_a_string_are_those_that_dvc_finds(text):
+    apply_checks()
+
+    assert [each.span() for each in interpolate.get_matches(text)] == [
+        each.span() for each in KEYCRE.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("text", ["${" * 1_000_000, "${" + " " * 2_000_000, "${" * 500_000 + "\n}"])
+def test_string_with_a_million_unclosed_braces_is_read_at_once(text):
+    """DVC would search each to the end of the string, for hours."""
+    apply_checks()
+
+    assert Context({}).resolve_str(text) == text
+    assert snapshot.interpolate(text, {}) in {text, snapshot.ABSENT}

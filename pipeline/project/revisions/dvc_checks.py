@@ -3,7 +3,8 @@
 DVC writes through a name in a list that leads out of its folder when it checks out, removes a file that an
 object names if its content has another hash, and does not return from a walk through such a list. Its remotes
 run programs: that for S3 the one that a file of settings names, and that for WebDAV a command for tokens. It
-expands all aliases in YAML and all matrices of stages, reads devices, and matches any pattern of .dvcignore.
+expands all aliases in YAML, all matrices of stages and all values of ``${…}``, reads devices, and matches any
+pattern of .dvcignore.
 
 DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
 are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
@@ -24,6 +25,7 @@ from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from dvc.fs import localfs
 from dvc.output import Output
+from dvc.parsing.interpolate import KEYCRE
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
 from dvc.stage import cache as run_cache
@@ -33,6 +35,7 @@ from ruamel.yaml.error import YAMLError
 from voluptuous import Invalid
 
 from pipeline.project.lockfile import LOCKFILE
+from pipeline.project.snapshot import parse_ignore_rules
 from pipeline.project.yaml_files import MAX_YAML_BYTES, check_aliases, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_error
@@ -50,9 +53,8 @@ _PROGRAM_OPTIONS = {
 """Options of a remote that lead to programs, which boto3 and the remote for WebDAV run."""
 MAX_MATRIX_STAGES = 10_000
 """Most stages of all matrices of a dvc.yaml."""
-MAX_WILDCARDS = 3
-"""Most ``*`` between two slashes of a pattern, and most ``**``; with each, a name takes ten times as long."""
-_WILDCARD = re.compile(r"\*+")
+_STRING_BYTES = 64
+"""Memory that a string of a stage takes in addition to its characters, at least."""
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
@@ -117,41 +119,98 @@ def _check_config(original: Any, config: Any, level: str) -> Any:
 
 
 def _check_file(original: Any, path: Any, parser: Any, fs: Any = None, **options: Any) -> Any:
+    _check_regular(path, fs)
+    return original(path, parser, fs=fs, **options)
+
+
+def _check_regular(path: Any, fs: Any) -> None:
+    """Raise `UnsafeFileError` if *path* is neither missing nor a regular file of the size of a YAML file."""
     about: dict[str, Any] = {}
-    with suppress(FileNotFoundError):  # the original raises it too
+    with suppress(FileNotFoundError):  # DVC raises it too
         about = (fs or localfs).info(os.fspath(path))
     if about.get("type", "file") != "file" or (about.get("size") or 0) > MAX_YAML_BYTES:
         raise UnsafeFileError(
             f"{path} is not a regular file of at most {MAX_YAML_BYTES:,} bytes, so DVC does not read it"
         )
-    return original(path, parser, fs=fs, **options)
 
 
 def _check_matrix(original: Any, matrix: Any) -> Any:
     """Count the stages of all matrices of a file before DVC creates one of them."""
     values = original(matrix)
-    count = math.prod(len(value) for value in values.values() if isinstance(value, Sized))
+    sizes = {name: len(value) for name, value in values.items() if isinstance(value, Sized)}
+    count = math.prod(sizes.values())
     matrix.resolver.matrix_stages = getattr(matrix.resolver, "matrix_stages", 0) + count
     if matrix.resolver.matrix_stages > MAX_MATRIX_STAGES:
         raise UnsafeFileError(
             f"{matrix.relpath}: the matrix of {matrix.name} makes {count:,} stages, but all matrices may "
             f"make {MAX_MATRIX_STAGES:,}. Write fewer values"
         )
+    for name in sizes if count else ():  # the name of each stage has one value of each list
+        _count_text(
+            matrix.context, sum(len(str(value)) for value in values[name]) * count // sizes[name], name
+        )
     return values
+
+
+def _find_values(_original: Any, template: str) -> list[re.Match[str]]:
+    """Search each line up to its last brace, because each ``${`` without one is searched to the end."""
+    matches: list[re.Match[str]] = []
+    start = 0
+    for line in template.split("\n"):
+        matches += KEYCRE.finditer(template, start, start + line.rfind("}") + 1)
+        start += len(line) + 1
+    return matches
+
+
+def _count_text(context: Any, length: int, name: str) -> None:
+    """Add *length*, that of the string or the value *name*, to that of the file with the values *context*."""
+    counter = _find_counter(context)
+    counter[0] += length
+    if counter[0] > MAX_YAML_BYTES:
+        raise UnsafeFileError(
+            f"a dvc.yaml has more than {MAX_YAML_BYTES:,} characters with the values for its ${{…}} in all "
+            f"stages, {length:,} of them for {name[:60]!r}. Write shorter values, or fewer stages"
+        )
+
+
+def _find_counter(context: Any) -> list[int]:
+    """Return the number of characters of the file whose values are in *context*, which its clones share."""
+    counter: list[int] = context.__dict__.setdefault("learner_counter", [0])
+    return counter
+
+
+def _count_value(original: Any, context: Any, key: str, unwrap: bool = False) -> Any:  # noqa: FBT001, FBT002  DVC's signature
+    value = original(context, key, unwrap)
+    if unwrap:
+        _count_text(context, len(str(value)), key)
+    return value
+
+
+def _count_string(original: Any, context: Any, src: str, *arguments: Any, **options: Any) -> Any:
+    _count_text(context, len(src) + _STRING_BYTES, src)
+    return original(context, src, *arguments, **options)
+
+
+def _share_counter(original: Any, context: Any) -> Any:
+    clone = original(context)
+    clone.learner_counter = _find_counter(context)
+    return clone
+
+
+def _check_ignore_file(original: Any, path: str, fs: Any, name: str) -> Any:
+    _check_regular(path, fs)
+    try:
+        return original(path, fs, name)
+    except UnicodeDecodeError as error:
+        raise UnsafeFileError(f"{path} is not text in UTF-8: {error}. Write it in UTF-8") from error
 
 
 def _check_patterns(original: Any, rules: Any, pattern_list: Iterable[Any], dirname: str, sep: str) -> None:
     patterns = list(pattern_list)
-    for pattern in patterns:
-        text = str(getattr(pattern, "patterns", pattern))
-        parts = text.rstrip("*/").split("/")
-        if max(len(_WILDCARD.findall(part)) for part in parts) > MAX_WILDCARDS or (
-            parts[1:].count("**") > MAX_WILDCARDS
-        ):
-            raise UnsafeFileError(
-                f".dvcignore in {dirname} has the pattern {text[:60]!r}, whose wildcards may take hours to "
-                f"match. Write at most {MAX_WILDCARDS} between two slashes"
-            )
+    try:
+        parse_ignore_rules([str(getattr(pattern, "patterns", pattern)) for pattern in patterns], dirname)
+    except StageError as error:
+        raise UnsafeFileError(str(error)) from error
     original(rules, patterns, dirname, sep)
 
 
@@ -215,12 +274,50 @@ CHECKS = (
         "3.67.1",
         _check_matrix,
     ),
+    *(
+        Patch(
+            f"dvc.parsing.{module}:get_matches",
+            "DVC searches each ${ of a string without a closing brace to the end, which takes hours",
+            "(template)",
+            "3.67.1",
+            _find_values,
+        )
+        for module in ("interpolate", "context")
+    ),
+    Patch(
+        "dvc.parsing.context:Context.select",
+        "DVC writes a value of any size for each ${…}",
+        "(self, key, unwrap=False)",
+        "3.67.1",
+        _count_value,
+    ),
+    Patch(
+        "dvc.parsing.context:Context.resolve_str",
+        "The same, for the strings of each stage of a matrix",
+        "(self, src, unwrap=True, skip_interpolation_checks=False, key=None, config=None)",
+        "3.67.1",
+        _count_string,
+    ),
+    Patch(
+        "dvc.parsing.context:Context.clone",
+        "The same, for stages with vars",
+        "(ctx)",
+        "3.67.1",
+        _share_counter,
+    ),
     Patch(
         "dvc.ignore:DvcIgnorePatterns.__init__",
         "DVC matches patterns with regular expressions, some of which take hours",
         "(self, pattern_list, dirname, sep)",
         "3.67.1",
         _check_patterns,
+    ),
+    Patch(
+        "dvc.ignore:DvcIgnorePatterns.from_file",
+        "DVC reads a .dvcignore whatever its size, also a device without an end",
+        "(path, fs, name)",
+        "3.67.1",
+        _check_ignore_file,
     ),
     Patch(
         "configobj:ConfigObj.write",

@@ -18,7 +18,7 @@ from pipeline.project.snapshot import (
     check_unchanged,
     take_snapshot,
 )
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
 
 FILES = {
     "dvc.yaml": """
@@ -247,3 +247,29 @@ def test_dvcignore_excludes_the_files_that_dvc_excludes(folder):
 
     expected = {path.relative_to(folder) for path in files}
     assert {path for path in take_snapshot("fit").files if path.parts[0] == "inputs"} == expected
+
+
+@pytest.mark.parametrize("content", [b"*a*a*a*a*b\n", b"!\n", b"\xff\n", None])
+def test_dvcignore_that_dvc_would_refuse_is_refused(content, folder):
+    path = folder / ".dvcignore"
+    path.unlink()
+    path.write_bytes(content) if content else path.symlink_to("/dev/zero")
+
+    with pytest.raises(StageError, match=r"\.dvcignore"):
+        take_snapshot("fit")
+
+
+def test_comment_of_a_dvcignore_may_have_any_characters(folder):
+    (folder / ".dvcignore").write_text("# *** a * b * c * d * **\n*.log\n")
+
+    assert folder / "inputs/skipped.log" not in map(Path.absolute, take_snapshot("fit").files)
+
+
+def test_values_in_dvc_yaml_are_limited_together(folder):
+    (folder / "params.yaml").write_text(f"big: {'x' * 1_000_000}\n")
+    (folder / "dvc.yaml").write_text(
+        f"stages: {{fit: {{cmd: '{'${big} ' * 50}', deps: ['{'${big} ' * 50}']}}}}"
+    )
+
+    with pytest.raises(ParamsError, match=r"1,000,000 for 'big'"):
+        take_snapshot("fit")
