@@ -10,10 +10,14 @@ from typing import Any
 AGE_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SURELY_EXACT = 16
 """Up to this length, 15 digits and a point, the shortest text of a float cannot end in a tie."""
+_WORD = re.compile(r"[^\s\"']+")
 _LOGIN = re.compile(
-    r"([a-z][a-z0-9+.-]*)://([^\s\"'/?#:]*:(?!\d+[/?#])[^\s\"']*|[^\s\"'/?#]*)@", re.IGNORECASE
+    r"([a-z][a-z0-9+.-]{0,30})://([^\s\"'/?#:]*:(?!\d+[/?#])[^\s\"']*|[^\s\"'/?#]*)@", re.IGNORECASE
 )
-"""Matches the scheme and the login of a URL; the password may have characters that should be escaped."""
+"""Matches the scheme and the login of a URL; the password may have characters that should be escaped.
+
+The end of the scheme is enough. With any length, each letter of a text would be searched to the end.
+"""
 _SECRET_ARGUMENT = re.compile(r"([?&](?:password|token|access_token|sig|secret)=)[^&\s\"']+", re.IGNORECASE)
 
 
@@ -135,7 +139,12 @@ def hide_passwords(text: str) -> str:
     """
     if "://" not in text:
         return text
-    return _SECRET_ARGUMENT.sub(r"\1***", _LOGIN.sub(_hide_login, text))
+    return _SECRET_ARGUMENT.sub(r"\1***", _WORD.sub(_hide_logins, text))
+
+
+def _hide_logins(word: re.Match[str]) -> str:
+    before, at, after = word[0].rpartition("@")  # without one, each :// would be searched to the end
+    return _LOGIN.sub(_hide_login, before + at) + after
 
 
 def _hide_login(match: re.Match[str]) -> str:

@@ -56,6 +56,14 @@ def test_password_is_hidden_and_the_rest_is_kept(url, shown):
     assert hide_passwords(url) == shown
 
 
+@pytest.mark.parametrize("text", ["a", "a://", "a://b:", "a://b:1/", "?token://"])
+def test_text_of_a_million_characters_is_searched_for_passwords_at_once(text):
+    """Every command prints text of others, such as a param, and the time must not grow with its square."""
+    text = f"{text * (1_000_000 // len(text))} s://"
+
+    assert hide_passwords(text) == text
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a project with a password in the URL of each remote."""
