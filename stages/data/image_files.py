@@ -17,6 +17,7 @@ from stages.contracts.fields import OPTIONAL
 from stages.contracts.outputs import IGNORED_TARGET
 from stages.contracts.plugins import load_extra
 from stages.records.limits import Limits
+from stages.system.files import open_regular
 
 CHANNELS = {"rgb": 3, "gray": 1}
 _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
@@ -68,8 +69,8 @@ class ImageDecoder:
         """Return the content of the file *name*. Raises `UndecodableImageError` if it cannot be read."""
         path = os.path.join(self._form.root, name)  # noqa: PTH118  much faster than pathlib
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  the same
-                return file.read()
+            with open_regular(path) as file:
+                return file.readall()
         except OSError as error:
             raise UndecodableImageError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -27,7 +27,7 @@ from stages.data.sources.table_files import CsvFormat, TableFile, load_arrow
 from stages.data.sources.tables import decode, join_features, to_floats
 from stages.data.sources.texts import pick_field, read_samples
 from stages.data.storage import DatasetInfo
-from stages.system.files import open_atomic
+from stages.system.files import open_atomic, open_text
 
 if TYPE_CHECKING:
     from stages.inference.trained_model import Predictions
@@ -151,7 +151,8 @@ def _iterate_texts(path: Path, column: str) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         for listed in list_unlabeled(path, TEXT_SUFFIXES):
             file = path / listed.path
-            yield str(file), file.read_text(encoding="utf-8-sig")
+            with open_text(file) as lines:
+                yield str(file), lines.read()
         return
     if (samples := read_samples(path)) is not None:
         for line, row in samples:

@@ -16,6 +16,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -43,16 +44,29 @@ _NOT_IN_NAMES = {"", ".", ".."}
 def read_regular(path: Path | str, limit: int = MAX_LIST_BYTES) -> bytes:
     """Return the content of the regular file *path*, which may be the target of a link.
 
-    Raises `OSError` if it is missing, has more than *limit* bytes, or is a pipe or a device, which may not
-    end.
+    Raises `OSError` as `open_regular` does, and if it has more than *limit* bytes.
     """
-    with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if about.st_size > limit:
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
         return file.readall()
+
+
+def open_regular(path: Path | str) -> FileIO:
+    """Open the regular file *path*, which may be the target of a link, to read it.
+
+    Raises `OSError` if it is missing, or is a pipe or a device, which may not end.
+    """
+    file = FileIO(path, opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIOWrapper:
+    """Open *path* as `open_regular` does; it is in UTF-8, with or without a byte order mark."""
+    return TextIOWrapper(BufferedReader(open_regular(path)), "utf-8-sig", newline=newline)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -66,6 +66,9 @@ def test_description_has_the_classes_of_the_boxes(tmp_path):
         ("[", "is not a file of boxes in COCO's format"),
         ({"images": []}, "is not a file of boxes in COCO's format"),
         (CONTENT | {"images": CONTENT["images"][1:]}, "KeyError"),
+        (CONTENT | {"annotations": [[]]}, "AttributeError"),
+        (CONTENT | {"annotations": [CONTENT["annotations"][0] | {"bbox": [10**400] * 4}]}, "OverflowError"),
+        ("[" * 100_000, "RecursionError"),
         (
             CONTENT | {"images": CONTENT["images"][:1]},
             "has no image with the file_name 'a.png'. Add it, or remove the image",

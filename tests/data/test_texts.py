@@ -87,6 +87,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
         ("text,label\n", "a.csv", "has no texts"),
         ("txt,label\na,1\n", "a.csv", "line 2: the sample has no 'text'. Did you mean 'txt'"),
         ('{"text": "a"', "a.jsonl", "line 1: not JSON"),
+        ("[" * 100_000, "a.jsonl", "line 1: not JSON"),
         ("text,label\n,1\n", "a.csv", "text 0, counted from 0, has no tokens"),
         ("text,label\na,1\nb,\n", "a.csv", "line 3: 'label' must be text or an integer; found ''"),
         ("text,label\na,1\nb\n", "a.csv", "line 3: the row has 1 field, but the first line has 2"),

@@ -15,6 +15,8 @@ from pipeline.comparison.plots import empty_confusion_spec, empty_curves_spec
 from stages.contracts.errors import CheckpointError, DataError, RecordError, StageError
 from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
 from stages.data.sources.array_files import map_npy, read_idx, read_npz
+from stages.data.sources.image_folder import image_folder
+from stages.data.sources.texts import text
 from stages.learner import LearnerSpec
 from stages.records.torch_files import read_state_dict
 from stages.runs.manifest import LogLedger, add_checksum, read_finished
@@ -157,6 +159,70 @@ def test_manifest_with_an_odd_name_counts_as_corrupt(tmp_path, name):
 
     assert read_finished(tmp_path) is None
     assert LogLedger(tmp_path).read(1) == {}
+
+
+def replace_with(kind, path):
+    """Put a pipe that nobody writes, or a link to a device without an end, in place of the file *path*."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+
+
+def draw_images(folder):
+    """Write two images of each of two classes."""
+    pillow = pytest.importorskip("PIL.Image", reason="images need the extra images")
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pillow.new("L", (8, 8)).save(folder / name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("images/a/0.png", {}),
+        ("images/a/1.png", {}),
+        ("labels.csv", {"labels": "labels.csv"}),
+        ("boxes.json", {"boxes": "boxes.json"}),
+    ],
+)
+def test_pipe_or_device_among_images_is_refused(name, arguments, kind, tmp_path, monkeypatch):
+    """An archive of data may contain links and pipes, which would take all memory, or block."""
+    monkeypatch.chdir(tmp_path)
+    draw_images(tmp_path / "images")
+    replace_with(kind, tmp_path / name)
+
+    with pytest.raises(DataError, match="not a regular file"):
+        image_folder("images", **arguments).inputs[:]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["texts/a/0.txt", "t.csv", "t.jsonl"])
+def test_pipe_or_device_in_place_of_texts_is_refused(name, kind, tmp_path):
+    (tmp_path / "texts/a").mkdir(parents=True)
+    replace_with(kind, tmp_path / name)
+
+    with pytest.raises(DataError, match="not a regular file"):
+        text(str(tmp_path / name.partition("/")[0]))
+
+
+def test_pipe_in_place_of_an_idx_file_is_refused(tmp_path):
+    replace_with("pipe", tmp_path / "x.gz")
+
+    with pytest.raises(DataError, match="not a regular file"):
+        read_idx(tmp_path / "x.gz", 1)
+
+
+def test_links_that_stand_for_billions_of_folders_are_refused(tmp_path):
+    draw_images(tmp_path)
+    for depth in range(30):
+        (tmp_path / f".{depth}").mkdir()
+        for name in "xy":
+            (tmp_path / f".{depth}" / name).symlink_to(f"../.{depth + 1}")
+    (tmp_path / "a/more").symlink_to("../.0")
+    (tmp_path / ".30").mkdir()
+
+    with pytest.raises(DataError, match="link to a folder that this class has already"):
+        image_folder(str(tmp_path))
 
 
 def fill_templates():

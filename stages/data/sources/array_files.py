@@ -14,6 +14,7 @@ from numpy.lib import format as npy
 from stages.contracts.errors import DataError
 from stages.data.raw_arrays import check_type, map_file
 from stages.records.limits import Limits
+from stages.system.files import open_regular
 
 CHUNK_BYTES = 1 << 20
 """The number of bytes read at a time."""
@@ -72,7 +73,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     head = 4 + 4 * dimensions
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
             start = file.read(head)
             if (
                 len(start) < head

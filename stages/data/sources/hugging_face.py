@@ -15,6 +15,7 @@ from stages.data.sources.labels import SPLIT_FOLDERS, check_column
 from stages.data.sources.texts import encode_columns, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
 from stages.data.trees import LeafKind, Ragged, Tree, list_names, pick
+from stages.system.files import open_regular
 
 IMAGE, LABEL = "Image", "ClassLabel"
 TEXT = ("string", "large_string", "string_view")
@@ -265,6 +266,7 @@ class _Column:
         if row.get("bytes"):
             return bytes(row["bytes"])
         try:
-            return Path(str(row["path"])).read_bytes()
+            with open_regular(str(row["path"])) as file:
+                return file.readall()
         except OSError as error:
             raise DataError(f"{self.where}: image {number} cannot be read: {error}") from error

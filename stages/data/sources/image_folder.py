@@ -32,6 +32,7 @@ from stages.data.sources.labels import (
 )
 from stages.data.splits import Arrays, Splits
 from stages.data.trees import Ragged, Tree, flatten, unflatten
+from stages.system.files import open_regular
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 """Endings of the names of image files; other files in the folders of classes are ignored."""
@@ -42,6 +43,8 @@ FILES_AT_ONCE = 256
 
 MAX_THREADS = 16
 """More threads wait for each other, as parts of Pillow hold the interpreter's lock."""
+_INVALID_BOXES = (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError)
+"""What the content of another file than one of boxes raises."""
 Materialize = Literal["auto", "tensors", "index"]
 """The form in which load-data stores images: their values, or the names of the files."""
 
@@ -138,7 +141,8 @@ def _read_coco(
     or lacks an image.
     """
     try:
-        content = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            content = json.loads(file.readall())
         categories = sorted(content["categories"], key=lambda category: category["id"])
         numbers = {category["id"]: number for number, category in enumerate(categories)}
         images = {image["file_name"]: image for image in content["images"]}
@@ -156,7 +160,7 @@ def _read_coco(
         targets = build_boxes(
             [rows[images[name]["id"]] for name in names], form.size if form.resize else None, sizes
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _INVALID_BOXES as error:
         raise DataError(
             f"load_data.source.boxes: {path} is not a file of boxes in COCO's format ({error!r}). Correct it"
         ) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.contracts.errors import DataError, closest
+from stages.system.files import open_text
 
 SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 """Names of folders that are splits, if there are no others beside them."""
@@ -34,7 +35,7 @@ def list_files(folder: Path, suffixes: Collection[str], kind: str) -> Iterator[L
 
     Each folder in *folder* is a class, whose files may be in folders of any depth. If all are named as
     splits, they have the folders of the classes. Names that start with a dot are ignored. Raises `DataError`
-    for a class without files; *kind* is their name in the message.
+    for a class without files, and for one with a folder twice; *kind* is their name in the message.
     """
     names = _list_folders(folder)
     splits = {name: SPLIT_FOLDERS.get(name) for name in names}
@@ -63,7 +64,7 @@ def list_unlabeled(folder: Path, suffixes: Collection[str]) -> Iterator[ListedFi
 def _list_classes(folder: Path, suffixes: Collection[str], kind: str) -> Iterator[ListedFile]:
     """Yield the files in each folder of a class in *folder*, sorted."""
     for name in _list_folders(folder):
-        paths = sorted(_list_below(folder, name, suffixes))
+        paths = sorted(_list_below(folder, name, suffixes, set()))
         if not paths:
             raise DataError(
                 f"{folder / name} has no {kind}. Add {kind} of this class, whose names end in "
@@ -77,14 +78,24 @@ def _list_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _list_below(folder: Path, name: str, suffixes: Collection[str]) -> Iterator[str]:
+def _list_below(
+    folder: Path, name: str, suffixes: Collection[str], listed: set[tuple[int, int]]
+) -> Iterator[str]:
+    """Yield the files below the folder *name* in *folder*; *listed* identifies the folders of this class.
+
+    Raises `DataError` for a folder that links lead to twice: a few links can stand for billions of folders.
+    """
+    about = (folder / name).stat()
+    if (about.st_dev, about.st_ino) in listed:
+        raise DataError(f"{folder / name} is a link to a folder that this class has already. Remove the link")
+    listed.add((about.st_dev, about.st_ino))
     with os.scandir(folder / name) as entries:
         for entry in entries:
             below = f"{name}/{entry.name}"
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _list_below(folder, below, suffixes)
+                yield from _list_below(folder, below, suffixes, listed)
             elif os.path.splitext(entry.name)[1].lower() in suffixes:  # noqa: PTH122  much faster
                 yield below
 
@@ -96,7 +107,7 @@ def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str,
     have one name, or a row has more or fewer fields, and `OSError`, `UnicodeDecodeError` and `csv.Error` if
     the file cannot be read.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file, _long_fields():
+    with open_text(path, newline="") as file, _long_fields():
         rows = csv.reader(file, delimiter=delimiter)
         names = next(rows, [])
         check_unique_names(names, path)

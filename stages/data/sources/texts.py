@@ -13,6 +13,7 @@ from stages.contracts.errors import DataError, closest
 from stages.contracts.plugins import load_extra
 from stages.data.sources.labels import describe_read_error, list_files, read_rows
 from stages.data.splits import Arrays
+from stages.system.files import open_text
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -225,7 +226,8 @@ def read_samples(path: Path) -> Iterator[tuple[int, Any]] | None:
 def _read_folder(path: Path) -> Iterator[Sample]:
     for file in list_files(path, (".txt",), "texts"):
         try:
-            content = (path / file.path).read_text(encoding="utf-8-sig")
+            with open_text(path / file.path) as lines:
+                content = lines.read()
         except UnicodeDecodeError as error:
             raise DataError(f"{path / file.path} cannot be read: {describe_read_error(error)}") from None
         split = {"split": file.split} if file.split else {}
@@ -233,13 +235,13 @@ def _read_folder(path: Path) -> Iterator[Sample]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: not JSON: {error}. Correct the line") from None
 
 
