@@ -259,3 +259,15 @@ def test_samples_may_have_no_targets():
     arrays = huggingface(save({"x": [1, 2, 3]}), inputs="x", targets=None)
 
     assert data.prepare(data.Splits(arrays)).info.task == "unsupervised"
+
+
+def test_dataset_with_false_positions_of_its_texts_is_refused(tmp_path):
+    """Arrow reads at any position that the file states, which ends the process."""
+    save({"text": ["aa"] * 400, "label": [0] * 400})
+    [file] = tmp_path.glob("saved/*.arrow")
+    offsets = np.arange(0, 802, 2, np.int32)
+    assert offsets.tobytes() in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(offsets.tobytes(), (offsets * 2_000_000).tobytes()))
+
+    with pytest.raises(DataError, match="the column 'text' is corrupt"):
+        huggingface("saved", inputs="text")

@@ -16,6 +16,7 @@ from stages.contracts.errors import CheckpointError, DataError, RecordError, Sta
 from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
 from stages.data.sources.array_files import map_npy, read_idx, read_npz
 from stages.data.sources.image_folder import image_folder
+from stages.data.sources.tables import table
 from stages.data.sources.texts import text
 from stages.learner import LearnerSpec
 from stages.records.torch_files import read_state_dict
@@ -223,6 +224,49 @@ def test_links_that_stand_for_billions_of_folders_are_refused(tmp_path):
 
     with pytest.raises(DataError, match="link to a folder that this class has already"):
         image_folder(str(tmp_path))
+
+
+def write_arrow(path, old, new):
+    """Write a table of 400 rows, in which the array *new* replaces *old*, and return its path."""
+    arrow = pytest.importorskip("pyarrow", reason="tables need the extra tables")
+    codes = arrow.DictionaryArray.from_arrays(np.arange(400, dtype=np.int32) % 2, ["aa", "bb"])
+    columns = {"x": np.zeros(400), "text": codes.dictionary_decode(), "code": codes, "y": np.arange(400) % 2}
+    with arrow.ipc.new_file(path, arrow.table(columns).schema) as file:
+        file.write_table(arrow.table(columns))
+    content = path.read_bytes()
+    assert old.tobytes() in content
+    path.write_bytes(content.replace(old.tobytes(), new.astype(old.dtype).tobytes()))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (np.arange(0, 802, 2, np.int32), np.arange(401) * 4_000_000),
+        (np.arange(400, dtype=np.int32) % 2, np.arange(400) * 4_000_000),
+        (np.frombuffer(b"aabbaabb", np.uint8), np.full(8, 255)),
+    ],
+    ids=["offsets", "codes", "text"],
+)
+def test_arrow_file_with_false_positions_is_refused(old, new, tmp_path):
+    """Arrow reads at any position that the file states, which ends the process."""
+    path = write_arrow(tmp_path / "t.arrow", old, new)
+
+    with pytest.raises(DataError, match="cannot be read"):
+        table(path, target="y", categorical=["text", "code"])
+
+
+@pytest.mark.parametrize("name", ["number", "text"])
+def test_parquet_file_that_expands_ten_thousand_times_is_refused(name, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="tables need the extra tables")
+    arrow = pytest.importorskip("pyarrow")
+    texts = arrow.DictionaryArray.from_arrays(np.zeros(200_000, np.int32), ["z" * 1_000_000])
+    column = texts if name == "text" else np.zeros(LARGE // 8)
+    columns = {"x": column, "y": np.zeros(len(column), np.int64)}
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet", store_schema=False)
+
+    with pytest.raises(DataError, match="expands to more than 67,108,864 bytes"):
+        table(str(tmp_path / "t.parquet"), target="y", categorical=["x"] if name == "text" else ())
 
 
 def fill_templates():

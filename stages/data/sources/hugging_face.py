@@ -1,6 +1,6 @@
 """The data source ``huggingface``: columns of a dataset of the package ``datasets``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +64,7 @@ def huggingface(
     for argument, chosen in (("inputs", names), ("targets", answers)):
         for name in chosen:
             check_column(list(first.features), argument, name, path)
+            _check_values(parts.values(), name, path)
     images = ImageFormat(
         root=path, mode=mode, size=(size[0], size[1]) if size else (1, 1), resize=size is not None
     )
@@ -120,6 +121,15 @@ def _name_splits(loaded: Any, path: str, chosen: Sequence[str] | None) -> dict[s
         )
     names = {split: name for name, split in ours.items()}
     return {split: loaded[names[split]] for split in SPLIT_NAMES if split in names}
+
+
+def _check_values(parts: Iterable[Any], name: str, path: str) -> None:
+    """Raise `DataError` if the file of the column *name* is corrupt: Arrow trusts it, and would crash."""
+    for part in parts:
+        try:
+            part.data.column(name).validate(full=True)
+        except ValueError as error:  # Arrow's is one
+            raise DataError(f"{path}: the column {name!r} is corrupt: {error}. Save it again") from error
 
 
 def _our_name(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from stages.contracts.errors import DataError
 from stages.contracts.plugins import load_extra
 from stages.data.sources.labels import TO_UTF8, check_unique_names
+from stages.records.limits import Limits
 
 SUFFIXES = {
     ".csv": "csv",
@@ -96,15 +97,30 @@ class TableFile:
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield the *columns* of all rows in their order, in record batches of at most *rows*.
 
-        Raises `DataError` if a part of the file cannot be read.
+        Raises `DataError` if a part of the file cannot be read, or if the values take much more memory than
+        the file has bytes.
         """
-        arrow = load_arrow()
+        arrow, size = load_arrow(), 0
         try:
             for batch in self._open(list(columns), rows):
+                selected = batch.select(list(columns))
+                if not self.is_csv:
+                    selected.validate(full=True)  # Arrow trusts the offsets in a file, and would crash
+                    size += sum(map(_count_bytes, selected.columns))
+                    self._check_expansion(size)
                 for start in range(0, batch.num_rows, rows):
-                    yield batch.slice(start, rows).select(list(columns))
+                    yield selected.slice(start, rows)
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.path} cannot be read: {_explain(error)}") from error
+
+    def _check_expansion(self, size: int) -> None:
+        """Raise `DataError` if *size* bytes are more than a record as large as the file may expand to."""
+        limit = Limits.for_size(self.path.stat().st_size).content
+        if size > limit:
+            raise DataError(
+                f"{self.path} expands to more than {limit:,} bytes, the most for a file of this size. If you "
+                "trust it, save it as an Arrow file without compression, or as CSV"
+            )
 
     def _read_schema(self) -> Any:
         arrow = load_arrow()
@@ -126,7 +142,8 @@ class TableFile:
             with self._open_csv(columns) as reader:
                 yield from reader
         elif self._kind == "parquet":
-            options = {"buffer_size": BUFFER_BYTES, "pre_buffer": False}
+            texts = [name for name in columns if is_text(self.schema.field(name).type)]
+            options = {"buffer_size": BUFFER_BYTES, "pre_buffer": False, "read_dictionary": texts}
             with load_arrow(".parquet").ParquetFile(self.path, **options) as file:
                 yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
         else:
@@ -153,6 +170,15 @@ class TableFile:
                 **missing,
             ),
         )
+
+
+def _count_bytes(column: Any) -> int:
+    """Return the bytes of the values of *column*; texts that occur several times count each time."""
+    if not load_arrow().types.is_dictionary(column.type) or not is_text(column.type):
+        return int(column.nbytes)
+    compute = load_arrow(".compute")
+    lengths = compute.binary_length(column.dictionary.cast(load_arrow().large_string()))
+    return int(column.indices.nbytes + (compute.sum(lengths.take(column.indices)).as_py() or 0))
 
 
 def _explain(error: Exception) -> str:
