@@ -5,7 +5,6 @@ stashes that as the experiment, and then undoes all of it. During that time its 
 ``workspace``.
 """
 
-import json
 import os
 import re
 import time
@@ -23,7 +22,7 @@ from pipeline.doctor.stale_files import find_temporary_folder, repair_rwlock
 from pipeline.project.git import EXPERIMENT_ARGUMENTS, find_top, run_git, try_git
 from pipeline.project.lockfile import MIN_TEMPORARY_FILE_AGE_SECONDS, find_temporary_files
 from stages.contracts.errors import StageError
-from stages.system.files import is_below, read_modification_time
+from stages.system.files import is_below, read_json_value, read_modification_time
 from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
 BACKUP = "learner doctor: before the repair"
@@ -159,8 +158,8 @@ def _read_writer_time(temporary: Path) -> float:
     Return 0 if that process is running, or if the list has no writer.
     """
     path = temporary / "exps/rwlock"
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        writer = json.loads(path.read_text())["write"]["workspace"]
+    with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+        writer = read_json_value(path)["write"]["workspace"]
         return 0.0 if is_alive(int(writer["pid"])) else path.stat().st_mtime
     return 0.0
 

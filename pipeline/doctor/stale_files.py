@@ -29,7 +29,7 @@ from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import State
 from stages.runs.overview import runs as all_runs
 from stages.system.file_lock import is_locked
-from stages.system.files import write_text
+from stages.system.files import read_json_value, write_text
 from stages.system.processes import command_of, is_alive, read_start_time
 
 RWLOCKS = (Path("rwlock"), Path("exps/rwlock"))
@@ -126,7 +126,7 @@ def repair_rwlock(path: Path) -> None:
         ended = {
             pid for pid, command in owners.items() if not is_alive(pid) or _is_reused(pid, command, path)
         }
-        content = json.loads(path.read_text())
+        content = read_json_value(path)
         write = {name: entry for name, entry in content.get("write", {}).items() if entry["pid"] not in ended}
         read = {
             name: remaining
@@ -163,7 +163,7 @@ def check_experiments() -> Iterator[Diagnostic]:
 def _check_standalone(root: Path) -> Iterator[Diagnostic]:
     for entry in sorted(root.glob("run/*/*.run")):
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            content = json.loads(entry.read_text())
+            content = read_json_value(entry)
             name, folder = content.get("name") or entry.stem[:7], Path(str(content.get("root_dir", "")))
             if not folder.is_dir():
                 continue  # DVC has removed the copy, and lists the experiment as finished
@@ -183,10 +183,10 @@ def _check_standalone(root: Path) -> Iterator[Diagnostic]:
 def _check_queue(root: Path) -> Iterator[Diagnostic]:
     """Yield a warning for each killed worker of DVC's queue, which only the commands of the queue remove."""
     for entry in sorted(root.glob("*/*.json")):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            process = json.loads(entry.read_text())
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            process = read_json_value(entry)
             if process["returncode"] is None and not is_alive(int(process["pid"])):
-                name = json.loads(entry.with_suffix(".run").read_text()).get("name") or entry.stem[:7]
+                name = read_json_value(entry.with_suffix(".run")).get("name") or entry.stem[:7]
                 message = f"{name} is shown as running in the queue, but pid {process['pid']} has ended"
                 yield warning("experiments", message, f"dvc queue kill {name} && dvc queue remove {name}")
 

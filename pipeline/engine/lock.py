@@ -4,7 +4,6 @@ A flow holds it from its first stage to its last. A stage that DVC started in it
 DVC then keeps it until it has recorded its last stage, because it reads params.yaml again to record a stage.
 """
 
-import json
 import os
 import socket
 import time
@@ -21,6 +20,7 @@ from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK
 from stages.system import processes
 from stages.system.file_lock import open_lock, try_lock, unlock
+from stages.system.files import read_json_value
 from stages.system.processes import ProcessIdentity, from_json, is_alive, to_json
 
 EXIT_WAIT_SECONDS = 60
@@ -147,7 +147,7 @@ def _is_reproducing(dvc: int) -> bool:
 
 def _read_pid(path: Path) -> int | None:
     """Return the number in the file *path* of DVC that identifies a process; None without one."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        content = json.loads(path.read_text())
+    with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+        content = read_json_value(path)
         return int(content["pid"] if isinstance(content, dict) else content)
     return None

@@ -40,7 +40,7 @@ class _Entry:
         try:
             entry = cls(**json.loads(read_regular(PARAMS_JOURNAL, MAX_JOURNAL_BYTES)))
             base64.b64decode(entry.original, validate=True)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         return entry
 

@@ -31,7 +31,7 @@ from pipeline.flows.server_outage import describe_url
 from stages.contracts.errors import RunInUseError, StageError
 from stages.runs.layout import FLOW_RUNS_FOLDER
 from stages.system.file_lock import hold_lock, is_locked, lock_holder
-from stages.system.files import write_text
+from stages.system.files import read_json_value, write_text
 
 UNSENT = "The server was unreachable when this run ended"
 NOT_BEGUN = "The server did not respond before this run began, or its process was killed"
@@ -110,7 +110,7 @@ def report_killed_runs() -> None:
         if is_locked(lock) or (owner and owner.host != socket.gethostname()):
             continue
         with suppress(OSError, ValueError):  # its own process has removed it
-            noted = json.loads(note.read_bytes())
+            noted = read_json_value(note)
             if noted["api"] != describe_url():
                 continue
             try:

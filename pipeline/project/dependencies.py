@@ -42,7 +42,7 @@ from pipeline.project.yaml_files import DEFINITION, add_deps, read_definition
 from stages.contracts.errors import ParamsError, StageError
 from stages.data.config import ImageFolder, TorchDatasets
 from stages.runs.layout import MISSING_DEPS
-from stages.system.files import sha256, write_text
+from stages.system.files import read_json, read_json_value, sha256, write_text
 
 MAX_FILES = 5
 """Files in a folder of data after which the folder is reported instead."""
@@ -271,9 +271,7 @@ def _reads_dataset(params: Params) -> bool:
 
 def _read_dataset() -> dict[str, Any]:
     """Return the content of dataset.json; empty if load-data has not written it."""
-    with suppress(OSError, ValueError):
-        return dict(json.loads(Path(_read_paths().get("dataset", "")).read_bytes()))
-    return {}
+    return read_json(Path(_read_paths().get("dataset", ""))) or {}
 
 
 def _read_paths() -> dict[str, Path]:
@@ -418,7 +416,7 @@ def _read_notes() -> Deps:
     """Return the files that stages have read without a dependency, and would read again, by stage."""
     notes: Deps = {}
     with suppress(OSError, ValueError, AttributeError, TypeError):
-        content = json.loads((runs_root() / MISSING_DEPS).read_text(encoding="utf-8"))
+        content = read_json_value(runs_root() / MISSING_DEPS)
         for stage, files in content.items():
             notes[stage] = [
                 Path(name)  # that exists, and whose reader, a module and its hash, is unchanged
@@ -431,9 +429,7 @@ def _read_notes() -> Deps:
 def _write_notes(stage: str, readers: Mapping[Path, str]) -> None:
     """Note for the next `learner check`, and the next run, what *stage* has read."""
     path = runs_root() / MISSING_DEPS
-    notes = {}
-    with suppress(OSError, ValueError):
-        notes = json.loads(path.read_text(encoding="utf-8"))
+    notes = read_json(path) or {}
     modules = {name: _normalize(reader) for name, reader in readers.items()}
     notes[stage] = {
         name.as_posix(): [module.as_posix(), _hash(module)] for name, module in sorted(modules.items())

@@ -5,7 +5,6 @@ backed up before each stage, and the backup replaces a truncated one. DVC then f
 run-cache, and `fit` in its run store. The rwlock has the readers and writers of outputs.
 """
 
-import json
 import math
 import os
 import re
@@ -23,7 +22,7 @@ from pipeline.project.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
 from stages.system.file_lock import open_lock, try_lock, wait_for_lock
-from stages.system.files import is_md5, open_atomic, read_regular
+from stages.system.files import is_md5, open_atomic, read_json_value, read_regular
 
 HEAD = "schema: '2.0'\n"
 """First line of what DVC writes."""
@@ -231,13 +230,13 @@ def is_intact_rwlock(path: Path) -> bool:
 def read_owners(path: Path, *, writers_only: bool = False) -> dict[int, str] | None:
     """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json_value(path)
         readers = (entry for entries in content.get("read", {}).values() for entry in entries)
         owners = (*content.get("write", {}).values(), *(() if writers_only else readers))
         return {int(entry["pid"]): str(entry["cmd"]) for entry in owners}
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 

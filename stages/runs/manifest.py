@@ -8,9 +8,10 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,15 @@ class LogLedger:
         """Return the manifest of the logs of the epochs up to *last_epoch*.
 
         An epoch without an intact line must have the logs that the newest epoch has; those that are missing
-        are `UNREADABLE`, and the others are left out.
+        are `UNREADABLE`, and the others are left out. Of the epochs without a line and a folder, only the
+        first is checked: the name of a file can state any number of epochs.
         """
         noted = self._read_lines()
+        epochs = {*noted, *self._list_folders()}
+        epochs.add(next(epoch for epoch in count(1) if epoch not in epochs))
         newest = {path.relative_to(self._store_path) for path in self._logs(last_epoch)}
         manifest: dict[str, Mapping[str, Any]] = {}
-        for epoch in range(1, last_epoch + 1):
+        for epoch in sorted(epoch for epoch in epochs if 1 <= epoch <= last_epoch):
             if epoch in noted:
                 manifest |= noted[epoch]
                 continue
@@ -113,6 +117,12 @@ class LogLedger:
                     if content := verify_checksum(json.loads(line)):
                         manifests[int(content["epoch"])] = check_manifest(content["files"])
         return manifests
+
+    def _list_folders(self) -> Iterator[int]:
+        """Yield each epoch that has a folder of logs."""
+        for folder in (path for split in Split for path in (self._store_path / split).glob("epoch-*")):
+            with suppress(ValueError):
+                yield int(folder.name.removeprefix("epoch-"))
 
     def _logs(self, epoch: int) -> list[Path]:
         """Return the paths of the logs of *epoch*."""

@@ -119,7 +119,7 @@ def heartbeat_of(store: RunStore) -> HeartbeatRenderer:
 
 def read_beat(store_path: Path) -> Beat | None:
     """Return the last heartbeat in the store *store_path*, or None."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         content = read_json(store_path / HEARTBEAT_FILE) or {}
         owner = ProcessIdentity(*(content[name] for name in ("pid", "host", "boot", "started")))
         numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps", "first_epoch")}

@@ -72,10 +72,21 @@ def open_text(path: Path, newline: str | None = None) -> TextIOWrapper:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in *path*; None if the file is missing or has other content."""
     try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+        content = read_json_value(path)
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def read_json_value(path: Path) -> Any:
+    """Return the value in the JSON file *path*.
+
+    Raises `OSError` as `read_regular` does, and `ValueError` if it is not JSON or is nested too deeply.
+    """
+    try:
+        return json.loads(read_regular(path))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -72,7 +72,7 @@ def from_json(text: str | bytes) -> ProcessIdentity | None:
     """Return the process that `to_json` wrote; None for any other text."""
     try:
         return ProcessIdentity(**json.loads(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

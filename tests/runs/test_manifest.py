@@ -186,6 +186,16 @@ def test_epoch_without_a_ledger_line_must_have_the_logs_of_the_newest_epoch(stor
     assert "train/epoch-1/Loss.log" not in ledger.read(2)
 
 
+def test_first_epoch_without_a_line_and_a_folder_is_missing(store):
+    """A file can have the name of any epoch, so that not each of the epochs up to it can be listed."""
+    (store / "train/epoch-99999999999").mkdir()
+    (store / "train/epoch-99999999999/Loss.log").write_text("0.5,1")
+
+    missing = [name for name, entry in LogLedger(store).read(99_999_999_999).items() if entry == UNREADABLE]
+
+    assert missing == ["train/epoch-3/Loss.log"]
+
+
 @pytest.mark.parametrize("harm", ["cut", "changed", "not json", "not a mapping"])
 def test_damaged_line_of_the_ledger_is_ignored(store, harm):
     ledger = LogLedger(store)

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -390,11 +391,35 @@ def deliver_fifos(world):
         f"{KEY}/finished.json",
         f"{KEY}/logs.jsonl",
         "params-journal.json",
+        "missing-deps.json",
         "dvc.lock",
+        "../.dvc/tmp/exps/rwlock",
+        "../.dvc/tmp/exps/run/a/a.run",
+        "../.dvc/tmp/exps/celery/a/a.json",
     ):
         path = world.origin / ".runs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
+
+
+def deliver_nested_values(world):
+    """Lists within lists, which end the reader of JSON, in place of each file that others may write."""
+    names = (f"{KEY}.lock", f"{KEY}/key.json", f"{KEY}/heartbeat.json", "params-journal.json")
+    for name in (*names, "missing-deps.json", "../.dvc/tmp/exps/run/a/a.run"):
+        world.write(f".runs/{name}", "[" * 100_000)
+
+
+def deliver_odd_numbers(world):
+    """A run whose epochs are a hundred billion, or infinite."""
+    for name in ("model-99999999999.mpk.gz", "trainer-99999999999.mpk.gz"):
+        world.write(f".runs/{KEY}/checkpoint/{name}", "")
+    world.write(f".runs/{KEY}/train/epoch-99999999999/Loss.log", "0.5,1")
+    world.write(f".runs/{KEY}/key.json", json.dumps({"version": "1"}))
+    beat = {"pid": 1, "host": "h", "boot": "b", "started": "1", "first_epoch": 1, "epoch": math.inf}
+    beat |= {"epochs": 2, "split": "train", "step": 1, "steps": 2, "time": "2026-01-01T00:00:00"}
+    world.write(f".runs/{KEY}/heartbeat.json", json.dumps(beat))
+    owner = json.dumps({"pid": math.inf, "cmd": "dvc"})
+    world.write(".dvc/tmp/exps/rwlock", f'{{"write": {{"workspace": {owner}}}}}')
 
 
 def deliver_bare_repository(world):
@@ -560,5 +585,7 @@ UNTRACKED = {
     "lock links": deliver_lock_links,
     "store": deliver_store,
     "pipes": deliver_fifos,
+    "nested values": deliver_nested_values,
+    "odd numbers": deliver_odd_numbers,
 }
 """What other users and programs may leave in a project, by name."""
