@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_key
@@ -100,7 +101,7 @@ def _list_notes(files: RevisionFiles, *, cached: bool) -> Iterator[str]:
     if files.collision:
         yield (
             f"the experiment {files.collision!r} has the name of another revision and is listed by its SHA. "
-            f"Run `dvc exp rename {files.collision} NEW_NAME`"
+            f"Run `dvc exp rename {quote(files.collision)} NEW_NAME`"
         )
     if files.damaged:
         paths = ", ".join(map(str, sorted(files.damaged)))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -192,10 +193,11 @@ def _describe(top: Path, temporary: Path, run: _InterruptedRun) -> Diagnostic:
     if run.stash:
         message += f"; your changes are in stash {run.stash[:7]}"
     elif run.changed:
+        files = " ".join(map(quote, run.changed))
         remedy = (
-            f"Run `git diff {' '.join(run.changed)}`: it shows the values of -S, or edits of yours. Then run "
+            f"Run `git diff {files}`: it shows the values of -S, or edits of yours. Then run "
             f"`git restore --staged --worktree FILE` for the files with values of -S, "
-            f"`git rm -f --cached {EXPERIMENT_ARGUMENTS}`, and `git switch {run.branch or 'BRANCH'}`"
+            f"`git rm -f --cached {EXPERIMENT_ARGUMENTS}`, and `git switch {quote(run.branch or 'BRANCH')}`"
         )
         return problem("git", message, remedy)
     remedy = f"{FIX}; it stores the present changes as a git stash, '{BACKUP}'"

@@ -13,10 +13,12 @@ from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 
 from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from packaging.version import Version
 
 from pipeline.doctor.diagnostics import FIX, Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
@@ -132,10 +134,10 @@ def check_prefect(timeout_seconds: float) -> Iterator[Diagnostic]:
         yield ok("prefect", "no API is configured: runs are not recorded in Prefect")
         return
     try:
-        server = json.loads(prefect_api.request("admin/version", timeout_seconds))
+        server = Version(json.loads(prefect_api.request("admin/version", timeout_seconds)))
     except urllib.error.HTTPError as error:
         yield _describe_refusal(url, error.code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         yield problem(
             "prefect",
             f"no Prefect API answers at {url}: {getattr(error, 'reason', error)}",
@@ -192,7 +194,7 @@ def check_remotes(timeout_seconds: float) -> Iterator[Diagnostic]:
         return
     if config["core"].get("remote") not in names:
         message = f"none of {', '.join(names)} is the default"
-        yield warning("remotes", message, f"dvc remote default {names[0]}")
+        yield warning("remotes", message, f"dvc remote default {quote(names[0])}")
     with ThreadPoolExecutor(len(names)) as pool:
         urls = [config["remote"][name].get("url", "") for name in names]
         yield from pool.map(partial(_check_remote, timeout_seconds=timeout_seconds), names, urls)

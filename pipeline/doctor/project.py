@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 from dvc.repo import Repo
@@ -74,7 +75,8 @@ def check_untracked_files() -> Iterator[Diagnostic]:
         message = (
             f"a stage uses {path}, which neither git nor DVC tracks: `dvc exp run --temp` does not copy it"
         )
-        yield problem("untracked", message, f"git add {path}; or, for data, dvc add {path}")
+        name = quote(str(path))
+        yield problem("untracked", message, f"git add {name}; or, for data, dvc add {name}")
     for path in used:
         if not _is_inside(path):
             message = f"{path} is outside this project: `dvc exp run --temp` runs in another folder"
@@ -183,12 +185,14 @@ def _describe_difference(repo: Repo, path: Path, md5: str) -> Diagnostic:
     message = f"{name} differs from dvc.lock: the MD5 of its content is not {md5}"
     _, state = repo.state.get(str(path), repo.fs)
     if state is None or state.value != md5 or not is_below(path, Path(repo.root_dir)):
-        remedy = f"`dvc checkout --force {name}` restores the recorded file, and `learner run` the stage's"
+        remedy = (
+            f"`dvc checkout --force {quote(name)}` restores the recorded file, and `learner run` the stage's"
+        )
         return problem("outputs", message, remedy)
     remedy = (
-        f"rm {name}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or the next run "
-        "computes it again. If it stays damaged, push it from a clone in which `learner doctor --deep` finds "
-        "no problem"
+        f"rm {quote(name)}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or the next "
+        "run computes it again. If it stays damaged, push it from a clone in which `learner doctor --deep` "
+        "finds no problem"
     )
     return problem("outputs", message, remedy, partial(_remove_damaged, path, md5))
 

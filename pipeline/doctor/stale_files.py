@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -172,7 +173,7 @@ def _check_standalone(root: Path) -> Iterator[Diagnostic]:
                 yield ok("experiments", f"{name} is running in {folder}")
             elif pids:
                 message = f"{name} is shown as running, but its process, pid {_join(pids)}, has ended"
-                remedy = f"rm -r {entry.parent} {folder}: {FIX}"
+                remedy = f"rm -r {quote(str(entry.parent))} {quote(str(folder))}: {FIX}"
                 fix = partial(_remove_experiment, root, entry.parent, folder)
                 yield warning("experiments", message, remedy, fix)
             else:
@@ -188,7 +189,8 @@ def _check_queue(root: Path) -> Iterator[Diagnostic]:
             if process["returncode"] is None and not is_alive(int(process["pid"])):
                 name = read_json_value(entry.with_suffix(".run")).get("name") or entry.stem[:7]
                 message = f"{name} is shown as running in the queue, but pid {process['pid']} has ended"
-                yield warning("experiments", message, f"dvc queue kill {name} && dvc queue remove {name}")
+                remedy = f"dvc queue kill {quote(name)} && dvc queue remove {quote(name)}"
+                yield warning("experiments", message, remedy)
 
 
 def _pids_of_copy(folder: Path) -> set[int]:
@@ -244,8 +246,8 @@ def check_cache() -> Iterator[Diagnostic]:
     for path in damaged:
         message = f"{path} is damaged: its content does not have the hash in its name"
         remedy = (
-            f"rm {path}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or the next "
-            "run computes it again; data of your own that `dvc add` tracks must be added again"
+            f"rm {quote(str(path))}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or "
+            "the next run computes it again; data of your own that `dvc add` tracks must be added again"
         )
         yield problem("cache", message, remedy, partial(path.unlink, missing_ok=True))
     if not damaged:

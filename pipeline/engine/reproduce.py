@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dvc.exceptions import DvcException
@@ -204,7 +205,7 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
             cause = find_cause(error)
             if isinstance(cause, FileNotFoundError) and not call.has_started:
                 path = Path(str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}"))
-                written = f"Run `dvc repro {name}`, which also runs the stage that writes it"
+                written = f"Run `dvc repro {quote(name)}`, which also runs the stage that writes it"
                 remedy = written if overlaps(path, list_outputs(read_definition())) else find_remedy(path)
                 raise StageFailedError(
                     f"dvc.yaml: {name}: the dependency {path} does not exist. {remedy}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -270,8 +271,8 @@ def find_untracked_files(definition: Mapping[str, Any]) -> list[str]:
     untracked = {Path(path) for path in filter(None, listed.split("\0"))}
     return [
         f"dvc.yaml: git does not track {path}, from which {name} has a dependency, and sweeps and scheduled "
-        f"experiments run in a copy, which lacks it. Run `git add {path}`"
-        + ("" if path.suffix == POINTER_SUFFIX else f", or `dvc add {path}` for data")
+        f"experiments run in a copy, which lacks it. Run `git add {quote(str(path))}`"
+        + ("" if path.suffix == POINTER_SUFFIX else f", or `dvc add {quote(str(path))}` for data")
         for path, name in inputs.items()
         if not untracked.isdisjoint([path, *path.parents])
     ]
@@ -393,7 +394,7 @@ def _find_pointer(path: Path) -> Path | None:
 def find_remedy(path: Path) -> str:
     """Return what to do if *path* does not exist and no stage writes it."""
     pointer = _find_pointer(path)
-    return f"Run `dvc pull {pointer}`" if pointer else "Correct the path"
+    return f"Run `dvc pull {quote(str(pointer))}`" if pointer else "Correct the path"
 
 
 def find_plugin_mistakes(params: Params) -> list[str]:

@@ -394,8 +394,8 @@ def deliver_fifos(world):
         "missing-deps.json",
         "dvc.lock",
         "../.dvc/tmp/exps/rwlock",
-        "../.dvc/tmp/exps/run/a/a.run",
-        "../.dvc/tmp/exps/celery/a/a.json",
+        "../.dvc/tmp/exps/standalone/run/a/a.run",
+        "../.dvc/tmp/exps/run/a/a.json",
     ):
         path = world.origin / ".runs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -405,7 +405,7 @@ def deliver_fifos(world):
 def deliver_nested_values(world):
     """Lists within lists, which end the reader of JSON, in place of each file that others may write."""
     names = (f"{KEY}.lock", f"{KEY}/key.json", f"{KEY}/heartbeat.json", "params-journal.json")
-    for name in (*names, "missing-deps.json", "../.dvc/tmp/exps/run/a/a.run"):
+    for name in (*names, "missing-deps.json", "../.dvc/tmp/exps/standalone/run/a/a.run"):
         world.write(f".runs/{name}", "[" * 100_000)
 
 

@@ -1,5 +1,6 @@
 """Commands that read a stranger's repository run nothing of it, and change no file that they do not name."""
 
+import json
 import shutil
 
 import pytest
@@ -15,6 +16,8 @@ from hostile import (
 )
 from long_tests import long
 from test_terminal_text import COLOR, find_controls
+
+from pipeline.doctor.stale_files import check_experiments
 
 READING = (
     "--version",
@@ -104,6 +107,17 @@ def test_bare_repository_in_a_project_is_refused(world):
         assert (done.code, "bare" in done.err) == (1, True), done.text
         assert "Traceback" not in done.text
     assert not world.marker.exists()
+
+
+def test_command_that_doctor_recommends_quotes_names_of_others(world, monkeypatch):
+    world.deliver()
+    world.write(".dvc/tmp/exps/run/a/a.json", json.dumps({"returncode": None, "pid": 2**30}))
+    world.write(".dvc/tmp/exps/run/a/a.run", json.dumps({"name": "a; program #"}))
+    monkeypatch.chdir(world.clone)
+
+    remedies = [diagnostic.remedy for diagnostic in check_experiments()]
+
+    assert remedies == ["dvc queue kill 'a; program #' && dvc queue remove 'a; program #'"]
 
 
 @pytest.mark.parametrize("version", ["2", "4"])

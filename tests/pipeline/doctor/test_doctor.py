@@ -284,6 +284,8 @@ def test_free_space_is_compared_with_the_checkpoints_of_training_and_of_its_resu
     [
         (200, version("prefect"), "ok", f"/api answers; its version is {version('prefect')}"),
         (200, "2.20.1", "warning", "its version is 2.20.1, that of the client 3"),
+        (200, "1.0' && program '", "problem", "no Prefect API answers"),
+        (200, {}, "problem", "no Prefect API answers"),
         (401, "", "problem", "denies access: HTTP 401"),
         (404, "", "problem", "answers HTTP 404"),
     ],
