@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file as save_safetensors
 
-from pipeline.project.check import find_data_files
+from pipeline.project.inputs import find_data_files
 from stages.build_learner import build_learner
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data

@@ -43,16 +43,14 @@ def check(
 
     Example: learner check --fix
     """
-    from pipeline.project.check import (
-        find_late_mistakes,
+    from pipeline.project.check import find_late_mistakes, find_plugin_mistakes, list_imported_parts
+    from pipeline.project.dependencies import find_missing_deps, fix_deps
+    from pipeline.project.inputs import (
         find_missing_data,
         find_missing_files,
         find_outside_data,
-        find_plugin_mistakes,
         find_untracked_files,
-        list_imported_parts,
     )
-    from pipeline.project.dependencies import find_missing_deps, fix_deps
     from pipeline.project.params import PARAMS, build_params_error, describe_schedule, read_params
     from pipeline.project.versions import find_stale_versions
 

@@ -133,7 +133,7 @@ def data(
 
     Example: learner data --count 4 --epoch 1 --epoch 2 --output samples.png
     """
-    from pipeline.project.check import list_values
+    from pipeline.project.inputs import list_values
     from pipeline.project.params import read_params
     from stages.data import read
     from stages.data.sample_sheet import read_samples
@@ -197,7 +197,8 @@ def measure_curve(
     params: "Params", paths: Mapping[str, Path], rates: tuple[float, float], steps: int
 ) -> "learner.LearningRateCurve":
     """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
-    from pipeline.project.check import list_values, read_spec
+    from pipeline.project.check import read_spec
+    from pipeline.project.inputs import list_values
     from stages import data, learner
     from stages.learner import from_params
 
@@ -309,7 +310,7 @@ def _predict(
 
 def _list_project_code() -> set[str]:
     """Return the import paths in the params.yaml of the current project, whose code a command may run."""
-    from pipeline.project.check import list_values
+    from pipeline.project.inputs import list_values
     from pipeline.project.params import PARAMS, read_params
 
     if not PARAMS.exists():

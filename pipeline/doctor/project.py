@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.project.check import find_data_files, find_missing_data
 from pipeline.project.dependencies import find_modules, list_missing_deps
 from pipeline.project.git import find_top, list_tracked_files, run_git
+from pipeline.project.inputs import find_data_files, find_missing_data
 from pipeline.project.params import Params, read_params
 from pipeline.project.revisions.dvc_checks import (
     OBJECTS,

@@ -25,7 +25,7 @@ from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.error_reports import VERBOSE_VARIABLE
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.project.check import find_remedy, list_outputs, overlaps
+from pipeline.project.inputs import find_remedy, list_outputs, overlaps
 from pipeline.project.lockfile import (
     LOCKFILE,
     back_up_lockfile,

@@ -36,9 +36,10 @@ from pipeline.engine.rank_launcher import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
 from pipeline.project.cache import find_cache, local_objects
-from pipeline.project.check import check_params, find_data_files, list_values, read_spec
+from pipeline.project.check import check_params, read_spec
 from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
+from pipeline.project.inputs import find_data_files, list_values
 from pipeline.project.params import PARAMS, Params, read_params
 from pipeline.project.paths import build_stage_paths, find_above, find_output_md5, read_paths, runs_root
 from pipeline.project.run_cache import remove_stale_entries

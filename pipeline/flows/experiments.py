@@ -25,8 +25,8 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
-from pipeline.project.check import find_outside_data, find_untracked_files
 from pipeline.project.git import run_git, try_git
+from pipeline.project.inputs import find_outside_data, find_untracked_files
 from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
 from pipeline.project.paths import STORES_VARIABLE

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.project.check import CODE_KEYS, find_data_files, list_strings, overlaps
 from pipeline.project.imports import (
     PACKAGE,
     find_imports,
@@ -33,6 +32,7 @@ from pipeline.project.imports import (
     list_import_folders,
     list_methods,
 )
+from pipeline.project.inputs import CODE_KEYS, find_data_files, list_strings, overlaps
 from pipeline.project.params import PARAMS, Params
 from pipeline.project.paths import read_paths, runs_root
 from pipeline.project.reads import record_reads

@@ -23,8 +23,8 @@ from hydra.errors import HydraException
 
 from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject
-from pipeline.project.check import find_outside_data
 from pipeline.project.git import run_git, try_git
+from pipeline.project.inputs import find_outside_data
 from pipeline.project.lockfile import list_inputs
 from pipeline.project.params import build_params_error
 from pipeline.project.params_edit import check_content, override_content, parse_params

@@ -36,8 +36,8 @@ from pipeline.engine.process_tree import open_process, terminate_once_with_paren
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals, end_on_signal
 from pipeline.flows.prefect_api import run_stage_of_dvc
-from pipeline.project.check import find_missing_files
 from pipeline.project.git import run_git
+from pipeline.project.inputs import find_missing_files
 from pipeline.project.params_edit import set_params
 from pipeline.project.yaml_files import read_definition
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, IN_USE_CODE, PointRequest

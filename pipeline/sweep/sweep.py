@@ -10,7 +10,7 @@ from typing import IO
 
 from pipeline.comparison.runs import select_metrics
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
-from pipeline.project.check import find_untracked_files
+from pipeline.project.inputs import find_untracked_files
 from pipeline.project.lockfile import LOCKFILE, check_lockfile, repair_lockfiles
 from pipeline.project.revisions.dvc_checks import remove_damaged_outputs
 from pipeline.project.yaml_files import read_definition, read_mapping

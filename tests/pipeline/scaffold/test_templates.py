@@ -13,8 +13,9 @@ from pages import Page
 from ruamel.yaml import YAML
 from waiting import wait_until
 
-from pipeline.project.check import PARAMS, find_late_mistakes, find_missing_data
+from pipeline.project.check import PARAMS, find_late_mistakes
 from pipeline.project.dependencies import find_missing_deps
+from pipeline.project.inputs import find_missing_data
 from pipeline.project.params import read_params
 from pipeline.project.yaml_files import read_definition, read_yaml
 from pipeline.scaffold.new_project import (
