@@ -43,9 +43,7 @@ from .run_length import RunLength as RunLength
 from .scheduler import GroupScheduler as GroupScheduler
 from .scheduler import LrScheduler as LrScheduler
 from .scheduler import Scheduler as Scheduler
-from .scheduler import TorchScheduler as TorchScheduler
 from .scheduler import as_scheduler as as_scheduler
-from .scheduler import check_schedule_class as check_schedule_class
 from .schedules import Composed as Composed
 from .schedules import Constant as Constant
 from .schedules import Cosine as Cosine
@@ -59,3 +57,5 @@ from .schedules import Sequential as Sequential
 from .schedules import Step as Step
 from .stepper import Stepper as Stepper
 from .torch_patches import without_dynamo as without_dynamo
+from .torch_scheduler import TorchScheduler as TorchScheduler
+from .torch_scheduler import check_schedule_class as check_schedule_class

@@ -9,8 +9,8 @@ from torch.optim import lr_scheduler
 from stages.contracts.errors import BuilderError, PluginError
 from stages.metrics import LearningRateMetric
 from stages.optim import Cosine, Scheduler, ScheduleUse, Sgd, check_schedule_class
-from stages.optim.scheduler import build_torch_scheduler
 from stages.optim.schedules import BUILT_IN, OUR_KINDS
+from stages.optim.torch_scheduler import build_torch_scheduler
 from stages.renderers import NoRenderer
 
 TORCH = "torch.optim.lr_scheduler:"
