@@ -122,7 +122,8 @@ import sys, time
 import torch
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
-from stages.learner.metering import Meter, RegisteredMetric
+from stages.learner.metering import Meter
+from stages.learner.registered_metric import RegisteredMetric
 from stages.metrics import AurocMetric
 from stages.renderers import NoRenderer
 torch.set_num_threads(1)

@@ -43,8 +43,8 @@ from stages.learner.checks import (
     check_trainable,
 )
 from stages.learner.hooks import Hooks
-from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
+from stages.learner.observers import Observers
 from stages.learner.options import LearnerOptions, default_metric_loggers, find_default
 from stages.learner.resume.burn_checkpoints import read_burn_checkpoint
 from stages.learner.resume.checkpointing import (

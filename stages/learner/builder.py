@@ -23,8 +23,8 @@ from stages.learner.batches import Loader
 from stages.learner.checks import check_unique_name
 from stages.learner.hooks import check_hook
 from stages.learner.learner import Learner
-from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
+from stages.learner.registered_metric import RegisteredMetric
 from stages.metrics import Metric, MetricOptions, PassMetric, StepMetric
 from stages.optim import (
     Accumulation,

@@ -19,8 +19,8 @@ from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.plugins import OptionalAttributes, check_object
 from stages.contracts.user_code import place_of
-from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
+from stages.learner.registered_metric import RegisteredMetric
 from stages.optim import RunLength
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable

@@ -27,8 +27,9 @@ from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.learner import Learner
 from stages.learner.loader_parts import set_loader_epoch
-from stages.learner.metering import Meter, MeteredMetric, RegisteredMetric, log_definitions
+from stages.learner.metering import Meter
 from stages.learner.options import find_default, read_directory_history
+from stages.learner.registered_metric import MeteredMetric, RegisteredMetric, log_definitions
 from stages.learner.step_errors import explain_step_errors
 from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text

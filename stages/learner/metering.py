@@ -1,12 +1,10 @@
-"""Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
+"""Measurement of each batch with the metrics, whose values are added and logged."""
 
 import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from inspect import getattr_static
 from itertools import chain, islice
 from typing import Any, cast
@@ -15,26 +13,20 @@ from stages.contracts.burn import Version
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import (
     BareLogger,
-    DefinitionLogger,
-    MetricDefinition,
     MetricLogger,
     NoRenderer,
-    Progress,
     Renderer,
-    Resumable,
     SampleLogger,
-    Shown,
     Step,
     Values,
-    Verifiable,
     iterate_batches,
     log_batches,
 )
 from stages.contracts.history import Split
-from stages.contracts.plugins import check_object
 from stages.contracts.step_log import MAX_SAMPLES, LoggedSample, StepLog, current_log
 from stages.contracts.user_code import place_of
 from stages.distributed import ONE_RANK, RankGroup
+from stages.learner.registered_metric import MeteredMetric, RegisteredMetric
 from stages.learner.steps.rank_values import (
     NO_VALUE,
     HostTransfer,
@@ -46,16 +38,11 @@ from stages.metrics import (
     BurnMetric,
     Collector,
     Mean,
-    Metric,
     MetricMethods,
-    MetricOptions,
     MetricState,
-    PassMetric,
     ScalarMetric,
-    StepMetric,
     measure_scalar,
 )
-from stages.metrics.registry import BUILT_IN
 from stages.metrics.state import add_states, load_state, read_values
 from stages.optim import Guard
 from stages.records import decode_state
@@ -85,98 +72,6 @@ class PendingValues:
     transfer: HostTransfer
     last: int
     """The number of the last of the batches."""
-
-
-@dataclass(frozen=True)
-class RegisteredMetric:
-    """A metric, and whether it is numeric: then it has a curve and a row in the summary."""
-
-    metric: Metric | StepMetric | PassMetric
-    numeric: bool
-
-    def __post_init__(self) -> None:
-        metric: Any = self.metric
-        name = metric if isinstance(metric, str) and metric in BUILT_IN else "accuracy"
-        check_object(metric, "metric", f"{BUILT_IN[name].partition(':')[2]}()", "name")
-        kind = f"{type(metric).__name__}{place_of(type(metric))}"
-        if not hasattr(metric, "unit"):
-            raise BuilderError(
-                f"metric {self.name!r}: {kind} has no unit. Define unit = '%', or another text that is shown "
-                "after its value, or unit = None"
-            )
-        if self.covers_pass and not (self.methods.begin and self.methods.read):
-            raise BuilderError(
-                f"metric {self.name!r}: {kind} has no method measure. Define measure(output), which returns "
-                "a Mean, or a frozen dataclass that adds and has value and count"
-            )
-
-    @property
-    def name(self) -> str:
-        """The name of the metric."""
-        return self.metric.name
-
-    @cached_property
-    def options(self) -> MetricOptions:
-        """The optional attributes of the metric."""
-        return MetricOptions.of(self.metric)
-
-    @property
-    def telemetry(self) -> bool:
-        """True if the metric depends on the clock or the machine; it is then excluded from tracked files."""
-        return self.options.telemetry
-
-    @cached_property
-    def methods(self) -> MetricMethods:
-        """The methods of the metric."""
-        return MetricMethods.of(self.metric)
-
-    @property
-    def covers_pass(self) -> bool:
-        """True for a `PassMetric`, which is read instead of measured on each batch."""
-        return self.methods.covers_pass
-
-    @property
-    def reads_output(self) -> bool:
-        """True if the metric reads tensors of the output of a step."""
-        return not self.covers_pass and self.options.reads_output
-
-    @property
-    def is_equal_on_ranks(self) -> bool:
-        """True if the value is that of rank 0: it does not depend on the samples."""
-        return self.telemetry or self.options.is_equal_on_ranks
-
-    @property
-    def measures(self) -> str:
-        """The names of the output types that the metric accepts."""
-        kinds = self.options.measures
-        return " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
-
-    def check_output(self, item: Any) -> None:
-        """Raise `BuilderError` if the metric does not measure *item*, which a step returned."""
-        if not isinstance(item, self.options.measures):
-            raise BuilderError(
-                f"metric {self.name!r} measures {self.measures}, but the model's step returned "
-                f"{type(item).__name__}: register another metric"
-            )
-
-    @property
-    def shown(self) -> Shown:
-        """The display settings of the metric."""
-        return Shown(self.metric.unit, self.options.decimals, self.numeric)
-
-
-MeteredMetric = tuple[RegisteredMetric, Sequence[MetricLogger]]
-"""A metric with its loggers."""
-
-
-def log_definitions(metrics: Iterable[MeteredMetric]) -> None:
-    """Pass the definition of each of *metrics* to its loggers that take one."""
-    for metric, loggers in metrics:
-        options = metric.options
-        definition = MetricDefinition(metric.name, metric.metric.unit, options.description, options.better)
-        for logger in loggers:
-            if isinstance(logger, DefinitionLogger):
-                logger.log_metric_definition(definition)
 
 
 class Meter:
@@ -563,106 +458,6 @@ class Meter:
         latest = {name: value for name, value in latest.items() if _has_batch_value(value) is not False}
         hosted = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
-
-
-@dataclass(frozen=True)
-class Observers:
-    """The metrics, loggers and renderer of a run. They change nothing in it."""
-
-    metrics: Mapping[Split, Sequence[RegisteredMetric]]
-    loggers: Mapping[Split, Sequence[MetricLogger]]
-    telemetry: Mapping[Split, Sequence[MetricLogger]]
-    """The loggers of metrics that depend on the clock or the machine."""
-    additional: Mapping[Split, Sequence[MetricLogger]]
-    """Loggers of all metrics."""
-    renderer: Renderer
-    group: RankGroup
-    """The ranks whose values are added."""
-    burn: Version | None
-    """The version of Burn whose lines the logs have."""
-
-    def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
-        """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
-        metrics = self._list_metered(split)
-        loggers = [*self.loggers[split], *self.additional[split]]
-        return Meter(
-            metrics, self.renderer, split, epoch, guard, self.group, burn=self.burn, log_loggers=loggers
-        )
-
-    def _list_metered(self, split: Split) -> list[MeteredMetric]:
-        return [
-            (
-                metric,
-                [*(self.telemetry if metric.telemetry else self.loggers)[split], *self.additional[split]],
-            )
-            for metric in self.metrics[split]
-        ]
-
-    def start(self, progress: Progress) -> None:
-        """Start the renderer, and pass the definitions of the metrics to the loggers."""
-        self.renderer.start(progress)
-        for split in Split:
-            log_definitions(self._list_metered(split))
-
-    def display_options(self) -> dict[str, Shown]:
-        """Return the display settings of each metric; text metrics first."""
-        registered = [metric for metrics in self.metrics.values() for metric in metrics]
-        return {metric.name: metric.shown for metric in sorted(registered, key=lambda metric: metric.numeric)}
-
-    def flush(self) -> None:
-        """Flush every logger."""
-        for logger in self._loggers().values():
-            logger.flush()
-
-    def log_positions(self) -> dict[str, Any]:
-        """Return the position of each log; everything before it is on disk."""
-        return {
-            name: logger.position()
-            for name, logger in self._loggers().items()
-            if isinstance(logger, Resumable)
-        }
-
-    def verify_logs(self, positions: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` if the logs do not have the content they had at *positions*."""
-        for name, logger in self._loggers().items():
-            if isinstance(logger, Verifiable) and name in positions:
-                logger.verify(positions[name])
-
-    def resume_logs(self, epoch: int, positions: Mapping[str, Any]) -> None:
-        """Resume the logs within *epoch*; remove what was logged after *positions*."""
-        for name, logger in self._loggers().items():
-            if isinstance(logger, Resumable) and name in positions:
-                logger.resume(epoch, positions[name])
-
-    def remove_logs_after(self, epoch: int) -> None:
-        """Remove what was logged after *epoch*."""
-        for logger in self._loggers().values():
-            if isinstance(logger, Resumable):
-                logger.cut(epoch)
-
-    def close(self) -> None:
-        """Close the renderer, which restores the terminal, and then every logger."""
-        with ExitStack() as stack:  # each is closed, whatever the others raise
-            for logger in self._loggers().values():
-                stack.callback(logger.close)
-            stack.callback(self.renderer.close)
-
-    def _loggers(self) -> dict[str, MetricLogger]:
-        """Return every logger by the name of its position in a checkpoint.
-
-        The name of an additional logger contains its class, so that a run can resume with other ones.
-        """
-        named = {
-            f"{kind}{split}-{number}": logger
-            for kind, loggers in {"": self.loggers, "telemetry-": self.telemetry}.items()
-            for split in Split
-            for number, logger in enumerate(loggers[split])
-        }
-        for split in Split:
-            for logger in self.additional[split]:
-                name = f"{type(logger).__qualname__}-{split}"
-                named[f"{name}-{sum(taken.startswith(f'{name}-') for taken in named)}"] = logger
-        return named
 
 
 def _join(columns: Columns) -> list[MetricState]:

@@ -19,7 +19,7 @@ from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import History, Split
 from stages.devices.compilation import CompileOptions
 from stages.devices.compute_settings import ComputeSettings
-from stages.learner.metering import RegisteredMetric
+from stages.learner.registered_metric import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
 from stages.runs import CheckpointStorage, Retention

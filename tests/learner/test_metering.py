@@ -9,7 +9,8 @@ import torch
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.step_log import current_log
-from stages.learner.metering import Meter, RegisteredMetric
+from stages.learner.metering import Meter
+from stages.learner.registered_metric import RegisteredMetric
 from stages.loggers import InMemoryMetricLogger
 from stages.metrics import AccuracyMetric, AurocMetric
 from stages.renderers import NoRenderer

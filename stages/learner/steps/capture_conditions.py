@@ -23,7 +23,7 @@ from torch import Tensor
 from stages.contracts.placement import DeferredBatch, field_values
 from stages.devices.rng import find_cudnn_dropout
 from stages.learner.assembly import Components
-from stages.learner.metering import RegisteredMetric
+from stages.learner.registered_metric import RegisteredMetric
 from stages.learner.resume.training_state import attributes_of
 from stages.metrics import Mean
 from stages.optim import DeviceGuard
