@@ -292,7 +292,8 @@ def launch_fit(
 def _list_shown(config: FitConfig) -> dict[str, Shown]:
     """Return the display options of the metrics of *config*, by name."""
     built = [metrics.build_metric(use) for use in config.metrics]
-    return {metric.name: Shown(metric.unit, metrics.MetricOptions.of(metric).decimals) for metric in built}
+    options = {metric.name: metrics.MetricOptions.of(metric) for metric in built}
+    return {name: Shown(shown.unit, shown.decimals) for name, shown in options.items()}
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def open_closed_streams() -> None:
     The next file that is opened would otherwise have its number, and receive what child processes print.
     """
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
+        if vars(sys)[name] is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115  the lowest free number
             os.set_inheritable(stream.fileno(), True)  # noqa: FBT003
             setattr(sys, name, stream)

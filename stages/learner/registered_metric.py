@@ -24,16 +24,11 @@ class RegisteredMetric:
         metric: Any = self.metric
         name = metric if isinstance(metric, str) and metric in BUILT_IN else "accuracy"
         check_object(metric, "metric", f"{BUILT_IN[name].partition(':')[2]}()", "name")
-        kind = f"{type(metric).__name__}{place_of(type(metric))}"
-        if not hasattr(metric, "unit"):
-            raise BuilderError(
-                f"metric {self.name!r}: {kind} has no unit. Define unit = '%', or another text that is shown "
-                "after its value, or unit = None"
-            )
         if self.covers_pass and not (self.methods.begin and self.methods.read):
+            kind = type(metric)
             raise BuilderError(
-                f"metric {self.name!r}: {kind} has no method measure. Define measure(output), which returns "
-                "a Mean, or a frozen dataclass that adds and has value and count"
+                f"metric {self.name!r}: {kind.__name__}{place_of(kind)} has no method measure. Define "
+                "measure(output), which returns a Mean, or a frozen dataclass that adds and has value, count"
             )
 
     @property
@@ -88,7 +83,7 @@ class RegisteredMetric:
     @property
     def shown(self) -> Shown:
         """The display settings of the metric."""
-        return Shown(self.metric.unit, self.options.decimals, self.numeric)
+        return Shown(self.options.unit, self.options.decimals, self.numeric)
 
 
 MeteredMetric = tuple[RegisteredMetric, Sequence[MetricLogger]]
@@ -99,7 +94,7 @@ def log_definitions(metrics: Iterable[MeteredMetric]) -> None:
     """Pass the definition of each of *metrics* to its loggers that take one."""
     for metric, loggers in metrics:
         options = metric.options
-        definition = MetricDefinition(metric.name, metric.metric.unit, options.description, options.better)
+        definition = MetricDefinition(metric.name, options.unit, options.description, options.better)
         for logger in loggers:
             if isinstance(logger, DefinitionLogger):
                 logger.log_metric_definition(definition)

@@ -11,21 +11,17 @@ from stages.metrics.state import MetricState
 
 
 class Named(Protocol):
-    """The attributes that every metric needs. It may also have those of `MetricOptions`."""
+    """The attribute that every metric needs. It may also have those of `MetricOptions`."""
 
     @property
     def name(self) -> str:
         """The name in logs, curves and the summary; spaces become ``_`` in file names."""
 
-    @property
-    def unit(self) -> str | None:
-        """The unit that is shown after the value; None for no unit."""
-
 
 class Metric(Named, Protocol):
     """A number that is measured on every batch and added up over an epoch.
 
-    Your own metric needs these attributes, a ``name`` and a ``unit``, and no base class.
+    Your own metric needs a ``name`` and this method, and no base class.
     """
 
     def measure(self, output: Any) -> MetricState:
@@ -80,6 +76,8 @@ class MetricOptions(OptionalAttributes):
     """The type of output that it takes, or several; the learner reports an output of another type."""
     better: Direction | None = None
     """Whether the highest or the lowest value is the best."""
+    unit: str | None = None
+    """The unit that is shown after the value."""
     decimals: int = 2
     """The number of digits that are shown."""
     description: str | None = None
@@ -126,7 +124,6 @@ class MetricAdapter:
 
     def __init__(self, metric: Metric, adapt: Callable[[Any], Any], *, measures: type = object) -> None:
         self.name = metric.name
-        self.unit = metric.unit
         vars(self).update(vars(MetricOptions.of(metric)), measures=measures)
         self._metric = metric
         self._adapt = adapt

@@ -65,7 +65,7 @@ class Total:
 class WatchedMetric:
     """Counts the batches of a pass that the loop requested."""
 
-    name, unit, telemetry = "Watched", None, True
+    name, telemetry = "Watched", True
 
     def begin(self):
         self.batches = 0
