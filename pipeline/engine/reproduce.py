@@ -25,7 +25,7 @@ from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.error_reports import VERBOSE_VARIABLE
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.project.inputs import find_remedy, list_outputs, overlaps
+from pipeline.project.inputs import find_missing_files
 from pipeline.project.lockfile import (
     LOCKFILE,
     back_up_lockfile,
@@ -204,12 +204,14 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
         if isinstance(error, DvcException):
             cause = find_cause(error)
             if isinstance(cause, FileNotFoundError) and not call.has_started:
-                path = Path(str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}"))
-                written = f"Run `dvc repro {quote(name)}`, which also runs the stage that writes it"
-                remedy = written if overlaps(path, list_outputs(read_definition())) else find_remedy(path)
-                raise StageFailedError(
-                    f"dvc.yaml: {name}: the dependency {path} does not exist. {remedy}"
-                ) from error
+                path = str(cause.filename).removeprefix(f"{Path.cwd()}{os.sep}")
+                written = (
+                    f"dvc.yaml: {name}: the dependency {path} does not exist. "
+                    f"Run `dvc repro {quote(name)}`, which also runs the stage that writes it"
+                )
+                missing = find_missing_files(read_definition())
+                message = next((line for line in missing if line.startswith(f"dvc.yaml: {path}, ")), written)
+                raise StageFailedError(message) from error
             raise cause from (cause.__cause__ or error)
         raise
 

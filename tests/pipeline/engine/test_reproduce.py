@@ -13,6 +13,8 @@ from dvc.repo import Repo
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
+from pipeline.project.check import find_missing_files
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
 from stages.runs.layout import LOCKFILE_BACKUP
 
@@ -261,12 +263,24 @@ def test_stage_that_dvc_cannot_load_is_reported_with_the_message_of_dvc(body, co
         reproduce("make", run=body)
 
 
-def test_missing_output_of_another_stage_is_reported_with_the_command_that_makes_it(body):
-    raw = "  draw:\n    cmd: echo > raw\n    outs: [raw]\n"
-    Path("dvc.yaml").write_text(PIPELINE.replace("    params", "    deps: [raw]\n    params") + raw)
+@pytest.mark.parametrize(
+    ("place", "writer"),
+    [
+        ("dvc.yaml", "{cmd: echo > raw/file, outs: [raw/file]}"),
+        ("dvc.yaml", "{wdir: raw, cmd: echo > file, outs: [file]}"),
+        ("dvc.yaml", "{matrix: {n: [file]}, cmd: 'echo > raw/${item.n}', outs: ['raw/${item.n}']}"),
+        ("raw/dvc.yaml", "{cmd: echo > file, outs: [file]}"),
+    ],
+)
+def test_missing_output_of_another_stage_is_reported_with_the_command_that_makes_it(place, writer, body):
+    stages = PIPELINE.replace("    params", "    deps: [raw/file]\n    params")
+    Path("raw").mkdir()
+    Path("raw/dvc.yaml").write_text("stages:\n")
+    Path("dvc.yaml").write_text(stages)
+    Path(place).write_text(f"{Path(place).read_text()}  draw: {writer}\n")
 
     with pytest.raises(
-        StageFailedError, match="make: the dependency raw does not exist. Run `dvc repro make`"
+        StageFailedError, match="make: the dependency raw/file does not exist. Run `dvc repro make`"
     ):
         reproduce("make", run=body)
 
@@ -281,10 +295,12 @@ def test_missing_dependency_that_no_stage_writes_is_reported_with_what_to_do(fil
     if file:
         Path(file).write_text("outs: []\n")
 
-    with pytest.raises(
-        StageFailedError, match=f"dvc.yaml: make: the dependency raw does not exist. {remedy}"
-    ):
+    with pytest.raises(StageFailedError) as failure:
         reproduce("make", run=body)
+
+    [line] = find_missing_files(read_definition())
+    assert str(failure.value) == line
+    assert line.endswith(remedy)
 
 
 @pytest.mark.parametrize("occurrence", range(4))
