@@ -59,13 +59,14 @@ def check(
     schedule = list(describe_schedule(params, read_paths()["dataset"]))
     for line in [*fixed, *schedule]:
         print_text(line)
-    mistakes = [*find_late_mistakes(params, read_yaml(PARAMS), read_definition()), *find_missing_data(params)]
+    definition = read_definition()
+    mistakes = [*find_late_mistakes(params, read_yaml(PARAMS), definition), *find_missing_data(params)]
     if not no_import:
         if parts := list_imported_parts(params):
             print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
         mistakes += find_plugin_mistakes(params)
     missing = [
-        *find_missing_files(read_definition()),
+        *find_missing_files(definition),
         *find_missing_deps(params),
         *find_stale_versions(),
     ]
@@ -77,8 +78,8 @@ def check(
         raise ProblemsFound(Checked(missing, fixed, schedule))
     print_text("params.yaml is valid")
     notes = [
-        *find_outside_data(params, read_definition()),
-        *find_untracked_files(read_definition()),
+        *find_outside_data(params, definition),
+        *find_untracked_files(definition),
         *filter(None, [params.save_model.note]),
     ]
     for line in notes:
