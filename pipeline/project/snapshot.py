@@ -271,8 +271,8 @@ def parse_ignore_rules(rules: Sequence[str], folder: str) -> GitIgnoreSpec:
             )
     try:
         return GitIgnoreSpec.from_lines(rules)
-    except ValueError as error:
-        raise StageError(f".dvcignore in {folder}: {error} Correct the pattern") from error
+    except (ValueError, re.error) as error:
+        raise StageError(f".dvcignore in {folder}: {error}. Correct the pattern") from error
 
 
 def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
