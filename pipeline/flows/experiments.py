@@ -31,7 +31,7 @@ from pipeline.project.params import PARAMS, build_params_error, read_params
 from pipeline.project.params_edit import set_params
 from pipeline.project.paths import STORES_VARIABLE
 from pipeline.project.revisions.dvc_checks import open_repository, remove_damaged_outputs
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
 from stages.system.file_lock import hold_lock
@@ -60,8 +60,8 @@ def run_experiment(
 
     The clone is git's HEAD with the changes in tracked files. The stages are tasks of *flow_run*. If it is
     stopped, the next run with the same params resumes from what it saved. If it exists, because *flow_run*
-    is retried after a failed push, nothing runs. Raises as `run_dvc` does, and
-    `StageError` if git fails.
+    is retried after a failed push, nothing runs. Raises as `run_dvc` does, `ParamsError` if the clone would
+    lack a file of deps or data of the params, and `StageError` if git fails.
     """
     if run_git(Path(), "for-each-ref", f"refs/exps/*/*/{experiment.name}"):
         logger.info("the experiment %s of this run exists", experiment.name)
@@ -76,6 +76,9 @@ def run_experiment(
     command = ["exp", "run", "--name", experiment.name, *experiment.targets]
     fetch_experiments(Path.cwd())
     base = freeze(Path.cwd())
+    definition = base.content("dvc.yaml")
+    if untracked := find_untracked_files(definition):
+        raise ParamsError("\n".join(untracked))
     remove_damaged_outputs(base.root)
     place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -83,10 +86,8 @@ def run_experiment(
     wait_until_unused(place)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         set_params(experiment.overrides, folder)  # DVC would resolve the interpolations of all keys
-        definition = base.content("dvc.yaml")
-        outside = find_outside_data(read_params(folder / PARAMS), definition, base.root)
-        if lines := [*outside, *find_untracked_files(definition)]:
-            raise build_params_error(PARAMS, lines)
+        if outside := find_outside_data(read_params(folder / PARAMS), definition, base.root):
+            raise build_params_error(PARAMS, outside)
         stores = {STORES_VARIABLE: str(base.root)}  # the next attempt resumes from what a killed run saved
         environment = {FLOW_RUN: flow_run, **stores, **isolate_site_cache(folder)}
         run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)

@@ -214,6 +214,17 @@ def test_experiment_that_exists_does_not_run_again(finished, monkeypatch, caplog
     assert finished.files(".runs") == before
 
 
+def test_experiment_that_would_lack_a_file_of_deps_is_refused_with_what_to_do(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    (finished.folder / "data.npz").touch()
+    finished.edit("dvc.yaml", "- stages/data/sources\n", "- stages/data/sources\n      - data.npz\n")
+
+    with pytest.raises(ParamsError, match=r"^dvc.yaml: git does not track data.npz, .* `git add data.npz`"):
+        run_experiment(
+            Experiment("nightly-1", [], []), logging.getLogger(__name__), flow_run="", deadline=None
+        )
+
+
 @pytest.mark.long  # test_experiment_that_exists_does_not_run_again
 def test_experiment_whose_push_failed_is_pushed_by_the_retry(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(finished.folder)
