@@ -112,7 +112,7 @@ def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
             if not key:
                 yield f"{part}}}"
                 continue
-            entry = str(look_up(values, key.strip()))
+            entry = str(look_up(values, key.strip().replace("[", ".").replace("]", "")))
             remaining -= len(entry)
             if remaining < 0:
                 raise ParamsError(
@@ -135,8 +135,13 @@ def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def look_up(values: Any, key: str) -> Any:
-    """Return the value in *values* under the dotted *key*; `ABSENT` if it has no value."""
+    """Return the value in *values* under the dotted *key*; `ABSENT` if it has no value.
+
+    A number selects an element of a list.
+    """
     for name in key.split("."):
+        if isinstance(values, list):
+            values = {str(index): value for index, value in enumerate(values)}
         if not isinstance(values, Mapping) or name not in values:
             return ABSENT
         values = values[name]

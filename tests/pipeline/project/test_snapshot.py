@@ -112,6 +112,15 @@ def test_variables_resolve_without_a_params_file(folder):
     assert list(map(str, take_snapshot("fit").files)) == ["inputs/deep/b.txt"]
 
 
+@pytest.mark.parametrize("key", ["a.b[1]", "a.b.1"])
+def test_element_of_a_list_is_resolved_as_dvc_does(key, folder):
+    (folder / "dvc.yaml").write_text(
+        f"vars: [{{a: {{b: [inputs, single.txt]}}}}]\nstages: {{fit: {{deps: ['${{{key}}}']}}}}\n"
+    )
+
+    assert list(map(str, take_snapshot("fit").files)) == ["single.txt"]
+
+
 @pytest.mark.parametrize("name", ["absent.yaml", "absent.py", "absent.toml"])
 def test_param_of_a_missing_file_is_missing(folder, name):
     (folder / "dvc.yaml").write_text(f"stages: {{fit: {{params: [{name}: [key]]}}}}\n")
