@@ -19,7 +19,7 @@ from stages.records.safetensors_format import is_index, read_index
 
 CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
-KEYS_OF_PATHS = ("foreach", "matrix", "wdir")
+KEYS_OF_PATHS = ("foreach", "matrix", "vars", "wdir")
 """The keys of a stage in dvc.yaml that make more paths than it lists, or others."""
 POINTER_SUFFIX = ".dvc"
 """Suffix of a file with which DVC tracks data."""
@@ -79,13 +79,16 @@ def find_untracked_files(definition: Mapping[str, Any]) -> list[str]:
 def _list_inputs(definition: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Yield the stage and the path of each of the deps in *definition* that no stage writes.
 
-    A folder with a dvc.yaml of its own may have stages that write. Empty if only DVC can list all paths.
+    DVC does not read the deps of frozen stages. A folder with a dvc.yaml of its own may have stages that
+    write. Empty if only DVC can list all paths, as in a repository with several dvc.yaml.
     """
     stages, outputs = resolve_stages(definition), list_outputs(definition)
-    if any(key in stage for stage in stages.values() for key in KEYS_OF_PATHS):
+    pipelines = try_git(Path(), "ls-files", "--", f":(top,glob)**/{DEFINITION}").stdout.splitlines()
+    if len(pipelines) > 1 or any(key in stage for stage in stages.values() for key in KEYS_OF_PATHS):
         return
     for name, stage in stages.items():
-        for path in map(Path, (path for path in list_paths(stage, "deps") if "://" not in path)):
+        paths = () if stage.get("frozen") else list_paths(stage, "deps")
+        for path in map(Path, (path for path in paths if "://" not in path)):
             has_stages = any((folder / DEFINITION).exists() for folder in path.parents if folder.name)
             if not has_stages and not overlaps(path, outputs):
                 yield name, path

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.project.check import END, PARAMS, find_late_mistakes, main
 from pipeline.project.dependencies import find_missing_deps
+from pipeline.project.git import run_git
 from pipeline.project.params import are_metrics_known, read_params
 from pipeline.project.yaml_files import read_definition, read_yaml
 
@@ -326,8 +327,20 @@ def test_check_reports_a_dep_that_neither_exists_nor_is_written(dep, reported, p
     assert (checked.code, checked.out) == expected, checked.text
 
 
-@pytest.mark.parametrize("key", ["wdir: .", "matrix: {x: [1]}"])
-def test_check_reports_no_missing_file_if_only_dvc_can_list_the_paths(key, project):
+def test_check_reports_no_missing_file_beside_another_pipeline_that_may_write_it(project):
+    (project.folder / "other").mkdir()
+    (project.folder / "other/dvc.yaml").write_text("stages: {}\n")
+    run_git(project.folder, "add", "other/dvc.yaml")
+    project.edit("dvc.yaml", "      - stages/data/sources\n", "      - stages/data/sources\n      - no.csv\n")
+
+    checked = project.call("check")
+    run_git(project.folder, "rm", "--cached", "other/dvc.yaml")
+
+    assert checked.code == 0, checked.text
+
+
+@pytest.mark.parametrize("key", ["wdir: .", "matrix: {x: [1]}", "vars: [{x: 1}]", "frozen: true"])
+def test_check_reports_no_missing_file_that_dvc_may_not_read_there(key, project):
     project.edit(
         "dvc.yaml", "stages:\n", f"stages:\n  make:\n    {key}\n    cmd: make\n    deps: [no.csv]\n\n"
     )

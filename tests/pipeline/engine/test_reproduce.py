@@ -13,7 +13,7 @@ from dvc.repo import Repo
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
-from pipeline.project.check import find_missing_files
+from pipeline.project.inputs import find_missing_files
 from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
 from stages.runs.layout import LOCKFILE_BACKUP
