@@ -21,6 +21,7 @@ from pipeline.project.lockfile import (
     MIN_TEMPORARY_FILE_AGE_SECONDS,
     TEMPORARY,
     back_up_lockfile,
+    remove_empty_entries,
     remove_temporary_files,
     repair_lockfiles,
     try_dvc_lock,
@@ -86,6 +87,7 @@ def _wait_and_repair(pid: int) -> None:
         with suppress(ProcessLookupError):
             wait_for_exit([open_process(pid)])
         repair_lockfiles()
+        remove_empty_entries()
         back_up_lockfile()
         restore_idle_params()
         _remove_temporary_files()

@@ -192,20 +192,28 @@ def repair_lockfiles() -> None:
     """Repair the truncated files of the project in the current folder.
 
     Files that another process may be writing stay unchanged, and so does a dvc.lock that DVC did not write.
-    DVC also fails if a folder of its run-cache is empty, as after an error before it could write the entry.
     """
     with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         if free and is_truncated(LOCKFILE):
             _restore_lockfile()
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
+        if free and not is_intact_rwlock(RWLOCK):
+            RWLOCK.unlink()
+
+
+def remove_empty_entries() -> None:
+    """Remove empty folders of the run-cache, as after an error before DVC could write an entry.
+
+    DVC fails if it finds one. The cache may be large and on another machine, so this is for a process that
+    nothing waits for.
+    """
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         cache = find_cache(TEMPORARY.parent) if free else None
         for folder in cache.glob("runs/??/*") if cache else ():
             with suppress(OSError):  # it is not empty
                 if time.time() - folder.stat().st_mtime < EMPTY_SECONDS and not any(folder.iterdir()):
                     time.sleep(EMPTY_SECONDS)
                 folder.rmdir()
-    with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
-        if free and not is_intact_rwlock(RWLOCK):
-            RWLOCK.unlink()
 
 
 def is_intact_lockfile(path: Path) -> bool:

@@ -25,6 +25,7 @@ from pipeline.project.lockfile import (
     is_truncated,
     parse_lockfile,
     read_lockfile,
+    remove_empty_entries,
     repair_lockfiles,
     try_dvc_lock,
 )
@@ -300,7 +301,7 @@ def test_empty_folders_of_the_run_cache_are_removed_unless_an_entry_follows(cach
     os.utime(new, (2**33, 2**33))
     monkeypatch.setattr("time.sleep", lambda _: (followed / "entry").touch())
 
-    repair_lockfiles()
+    remove_empty_entries()
 
     assert sorted(new.parent.iterdir()) == [used, followed]
 
@@ -322,8 +323,10 @@ def is_claimed(pid):
 
 
 @pytest.mark.parametrize("start", [fork_watchdog, start_watchdog], ids=["fork", "program"])
-def test_watchdog_repairs_the_lockfile_after_its_process_is_killed(project, start):
+def test_watchdog_repairs_the_lockfile_and_the_run_cache_after_its_process_is_killed(project, start):
     back_up_lockfile()
+    entry = TEMPORARY.parent / "cache/runs/aa/aab"
+    entry.mkdir(parents=True)
     watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
     start(watched.pid)
     wait_until(lambda: is_claimed(watched.pid))
@@ -336,6 +339,7 @@ def test_watchdog_repairs_the_lockfile_after_its_process_is_killed(project, star
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
     assert LOCKFILE.read_text() == INTACT
+    assert not entry.exists()
 
 
 def test_watchdog_works_on_a_kernel_without_descriptors_of_processes(project, monkeypatch):
