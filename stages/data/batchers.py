@@ -93,9 +93,9 @@ class NormalizeBatcher:
             self._channels = ChannelScale(mean, std)
         else:
             self._scale = 1.0 / std
-            self._offset = torch.tensor(-mean / std, device="cpu")
+            self._offset = torch.tensor(-mean / std, dtype=torch.float32, device="cpu")
             self._offsets: dict[torch.device, Tensor] = {}
-        is_large, scales = means.abs() > MAX_FLOAT32_MEAN * divisors.abs(), (1.0 / divisors).abs()
+        is_large, scales = means.abs() > MAX_FLOAT32_MEAN * divisors, 1.0 / divisors
         is_rounded = (scales < FLOAT32.tiny) | (scales > FLOAT32.max)
         self._exact = (means, divisors) if bool((is_large | is_rounded).any()) else None
 
@@ -164,7 +164,7 @@ class NormalizeBatcher:
 
     def _offset_on(self, device: torch.device) -> Tensor:
         if device not in self._offsets:
-            self._offsets[device] = torch.full((), float(self._offset), device=device)
+            self._offsets[device] = torch.full((), float(self._offset), dtype=torch.float32, device=device)
         return self._offsets[device]
 
 

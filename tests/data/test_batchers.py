@@ -138,6 +138,17 @@ def test_inverse_of_std_that_float32_lacks_is_not_rounded(channels, std):
     assert torch.equal(inputs, (stored.double() / std).float())
 
 
+def test_normalization_does_not_depend_on_the_default_dtype_of_the_program():
+    items = [(torch.linspace(0, 1, 9, dtype=torch.float32), torch.tensor(0))]
+    expected = NormalizeBatcher(0.1307, 0.3081).batch(items).inputs
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(NormalizeBatcher(0.1307, 0.3081).batch(items).inputs, expected)
+    finally:
+        torch.set_default_dtype(default)
+
+
 def test_large_means_need_a_channel_for_each():
     with pytest.raises(BuilderError, match="normalizes 2 channels or columns"):
         NormalizeBatcher([1e6, 1e6], [1.0, 1.0]).batch([(torch.zeros(3), torch.tensor(0))])
