@@ -116,6 +116,14 @@ def test_unknown_splits_and_missing_folders_are_rejected():
         huggingface("missing/data", inputs="x")
 
 
+def test_split_without_a_column_is_reported():
+    train, test = (datasets.Dataset.from_dict({"x": [1, 2], **label}) for label in ({"label": [0, 1]}, {}))
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk("saved")
+
+    with pytest.raises(DataError, match="saved, split test has no column 'label'"):
+        huggingface("saved", inputs="x")
+
+
 @pytest.mark.parametrize(
     ("splits", "chosen", "counts"),
     [

@@ -1,6 +1,6 @@
 """The data source ``huggingface``: columns of a dataset of the package ``datasets``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,12 +59,9 @@ def huggingface(
     """
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
     parts = _name_splits(_load(package, path, config, revision), path, splits)
-    first = next(iter(parts.values()))
     names, answers = list_names(inputs), [] if targets is None else list_names(targets)
     for argument, chosen in (("inputs", names), ("targets", answers)):
-        for name in chosen:
-            check_column(list(first.features), argument, name, path)
-            _check_values(parts.values(), name, path)
+        _check_columns(parts, argument, chosen, path)
     images = ImageFormat(
         root=path, mode=mode, size=(size[0], size[1]) if size else (1, 1), resize=size is not None
     )
@@ -123,13 +120,19 @@ def _name_splits(loaded: Any, path: str, chosen: Sequence[str] | None) -> dict[s
     return {split: loaded[names[split]] for split in SPLIT_NAMES if split in names}
 
 
-def _check_values(parts: Iterable[Any], name: str, path: str) -> None:
-    """Raise `DataError` if the file of the column *name* is corrupt: Arrow trusts it, and would crash."""
-    for part in parts:
-        try:
-            part.data.column(name).validate(full=True)
-        except ValueError as error:  # Arrow's is one
-            raise DataError(f"{path}: the column {name!r} is corrupt: {error}. Save it again") from error
+def _check_columns(parts: Mapping[str, Any], argument: str, names: Sequence[str], path: str) -> None:
+    """Raise `DataError` if a split lacks one of *names*, the columns of an *argument*, or has a corrupt one.
+
+    Arrow trusts what a file states, and would crash.
+    """
+    for split, part in parts.items():
+        where = f"{path}, split {split}" if len(parts) > 1 else path
+        for name in names:
+            check_column(list(part.features), argument, name, where)
+            try:
+                part.data.column(name).validate(full=True)
+            except ValueError as error:  # Arrow's is one
+                raise DataError(f"{where}: the column {name!r} is corrupt: {error}. Save it again") from error
 
 
 def _our_name(name: str) -> str | None:
