@@ -40,13 +40,15 @@ def count_batches(loader: Loader) -> int | None:
 def has_exact_length(loader: Loader) -> bool:
     """Return whether *loader* has a length that is the number of batches of each pass.
 
-    That of a loader of an `IterableDataset` with workers, and of a class of a user, may be another one.
+    That of a loader of an `IterableDataset` with workers, and of a class or a sampler of a user, may be
+    another one.
     """
-    reads_indices = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    is_exact = reads_indices or isinstance(loader, list | tuple)
-    return count_batches(loader) is not None and (
-        is_exact or LoaderOptions.of(loader).set_position is not None
-    )
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        batch_sampler = loader.batch_sampler
+        parts = (loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        return all(part is None or type(part).__module__.startswith("torch.") for part in parts)
+    has_position = LoaderOptions.of(loader).set_position is not None and count_batches(loader) is not None
+    return has_position or isinstance(loader, list | tuple)
 
 
 def no_batches() -> BuilderError:
