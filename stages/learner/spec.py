@@ -34,8 +34,9 @@ NO_CLASSES = (
     "num_classes is None, because the targets of the data are not integers or text. Convert them to integers "
     "from 0, or use a RegressionStep with num_outputs"
 )
-ADD_TO_ALLOWED = "Read that code, and add the name to allowed if you trust it"
 """A note for an error of a model that takes a number of classes."""
+ADD_TO_ALLOWED = "Read that code, and add the name to allowed if you trust it"
+"""The end of the message about code that is not built in."""
 
 
 class LearnerSpec(Config):
