@@ -75,6 +75,17 @@ def test_columns_become_features_and_classes(tmp_path, monkeypatch, name):
     assert info["counts"] == {"train": 240, "valid": 60}
 
 
+def test_table_of_indicators_is_read_although_it_expands_much(tmp_path):
+    """Parquet stores a column of few ones in about a hundredth of its numbers."""
+    path, columns = tmp_path / "t.parquet", {f"c{number}": np.zeros(90_000) for number in range(100)}
+    parquet.write_table(pa.table(columns), path)
+
+    batches = table_files.TableFile(path, "path", table_files.CsvFormat()).batches([*columns], 10_000)
+
+    assert sum(batch.num_rows for batch in batches) == 90_000
+    assert path.stat().st_size * 500 < 90_000 * 100 * 8
+
+
 def test_prepared_data_is_that_of_the_same_arrays(tmp_path, monkeypatch):
     """The files differ from those of an archive only in the order of the samples."""
     monkeypatch.setattr(tables, "BLOCK_BYTES", 1000)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -97,29 +98,33 @@ class TableFile:
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield the *columns* of all rows in their order, in record batches of at most *rows*.
 
-        Raises `DataError` if a part of the file cannot be read, or if the values take much more memory than
-        the file has bytes.
+        Raises `DataError` if a part of the file cannot be read, or if the values of a column take much more
+        memory than the file has bytes.
         """
-        arrow, size = load_arrow(), 0
+        arrow, sizes = load_arrow(), [0] * len(columns)
         try:
             for batch in self._open(list(columns), rows):
                 selected = batch.select(list(columns))
                 if not self.is_csv:
                     selected.validate(full=True)  # Arrow trusts the offsets in a file, and would crash
-                    size += sum(map(_count_bytes, selected.columns))
-                    self._check_expansion(size)
+                    sizes = list(map(add, sizes, map(_count_bytes, selected.columns)))
+                    self._check_expansion(max(sizes, default=0))
                 for start in range(0, batch.num_rows, rows):
                     yield selected.slice(start, rows)
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.path} cannot be read: {_explain(error)}") from error
 
     def _check_expansion(self, size: int) -> None:
-        """Raise `DataError` if *size* bytes are more than a record as large as the file may expand to."""
+        """Raise `DataError` if *size* bytes are more than a record as large as the file may expand to.
+
+        It is that of one column, since no more is in memory at a time. Together, columns with few values may
+        expand much more.
+        """
         limit = Limits.for_size(self.path.stat().st_size).content
         if size > limit:
             raise DataError(
-                f"{self.path} expands to more than {limit:,} bytes, the most for a file of this size. If you "
-                "trust it, save it as an Arrow file without compression, or as CSV"
+                f"a column of {self.path} expands to more than {limit:,} bytes, the most for a file of this "
+                "size. If you trust it, save it as an Arrow file without compression, or as CSV"
             )
 
     def _read_schema(self) -> Any:
