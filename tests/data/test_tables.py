@@ -86,6 +86,19 @@ def test_table_of_indicators_is_read_although_it_expands_much(tmp_path):
     assert path.stat().st_size * 500 < 90_000 * 100 * 8
 
 
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_batch_of_parquet_has_no_texts_of_other_batches(is_dictionary, tmp_path):
+    """Otherwise each batch would check the texts of all before it: a square of the rows for identifiers."""
+    names = [None, *(f"patient {number}" for number in range(999))]
+    parquet.write_table(pa.table({"id": names}), tmp_path / "t.parquet", use_dictionary=is_dictionary)
+    file = table_files.TableFile(tmp_path / "t.parquet", "path", table_files.CsvFormat())
+
+    columns = [batch.column(0) for batch in file.batches(["id"], 100)]
+
+    assert sum(len(column.dictionary) for column in columns) == 999
+    assert [text for column in columns for text in column.to_pylist()] == names
+
+
 def test_prepared_data_is_that_of_the_same_arrays(tmp_path, monkeypatch):
     """The files differ from those of an archive only in the order of the samples."""
     monkeypatch.setattr(tables, "BLOCK_BYTES", 1000)

@@ -150,7 +150,9 @@ class TableFile:
             texts = [name for name in columns if is_text(self.schema.field(name).type)]
             options = {"buffer_size": BUFFER_BYTES, "pre_buffer": False, "read_dictionary": texts}
             with load_arrow(".parquet").ParquetFile(self.path, **options) as file:
-                yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+                for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
+                    values = [*map(_drop_unused_texts, batch.columns)]
+                    yield load_arrow().record_batch(values, names=batch.schema.names)
         else:
             with load_arrow().OSFile(str(self.path)) as source:
                 reader = load_arrow(".ipc").open_file(source)
@@ -175,6 +177,14 @@ class TableFile:
                 **missing,
             ),
         )
+
+
+def _drop_unused_texts(column: Any) -> Any:
+    """Return *column*, which has all texts that Parquet's reader has found so far, with its own only."""
+    if not load_arrow().types.is_dictionary(column.type):
+        return column
+    codes = column.indices.dictionary_encode()
+    return load_arrow().DictionaryArray.from_arrays(codes.indices, column.dictionary.take(codes.dictionary))
 
 
 def _count_bytes(column: Any) -> int:
