@@ -171,7 +171,7 @@ def reset_share(loaders: Iterable[Any]) -> None:
 def check_workers(*loaders: Loader) -> None:
     """Log a warning for *loaders* with persistent workers, which are restarted, or batches in any order."""
     options = [*map(LoaderOptions.of, loaders)]
-    if any(option.num_workers and not option.in_order for option in options):
+    if any(option.num_workers > 1 and not option.in_order for option in options):
         log.warning(
             "the workers of a DataLoader with in_order=False return each batch when it is ready, so a "
             "resumed run will not equal an uninterrupted one. Set in_order=True for an exact resume"
