@@ -244,8 +244,8 @@ class ModelState:
                     f"the buffer {name} of {type(self.model).__name__} had "
                     f"{_describe_shape(before.get(name))} when the learner was built, and now has "
                     f"{_describe_shape(current.get(name))}: a new model could not load the checkpoint. "
-                    "Register it with its final shape, or with persistent=False, and return what grows from "
-                    "training_state"
+                    "Register it with its final shape, or call the model once before the learner is built. "
+                    "Register what grows with persistent=False, and return it from training_state"
                 )
         sizes = _count_parameters(self.optimizer)
         if sizes != self._group_sizes:
