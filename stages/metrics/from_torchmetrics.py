@@ -106,7 +106,9 @@ class TorchMetric:
 
         TorchMetric(torchmetrics.classification.MulticlassF1Score(num_classes=10), scale=100.0, unit="%")
 
-    A target of -100 is not counted, unless the metric has another ``ignore_index``.
+    A metric whose ``ignore_index`` is None gets -100. Most metrics leave such targets out; those of exact
+    matches count them as correct, and those of rankings as labels with the lowest score.
+
     Raises `BuilderError` for a metric whose states cannot be joined exactly.
     """
 
