@@ -84,6 +84,7 @@ def _map_values(gradient: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         gradient.indices(),
         change(gradient.values()),
         gradient.shape,
+        device=gradient.device,
         is_coalesced=True,
         check_invariants=False,
     )

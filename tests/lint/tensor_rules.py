@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from source_tree import Finding, SourceTree
 
 CREATORS = (
-    *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn"),
-    *("randperm", "scalar_tensor", "tensor", "zeros"),
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand"),
+    *("randint", "randn", "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor", "zeros"),
 )
 """The functions of torch that place a new tensor on the default device of the program."""
 MODELS = "stages/models/"

@@ -92,6 +92,15 @@ def test_sparse_gradient_is_clipped_like_the_dense_one_and_stays_sparse(clipping
     assert torch.equal(found[2].to_dense(), torch.zeros(4, dtype=dtype))
 
 
+def test_clipped_sparse_gradient_stays_on_its_device():
+    gradient = torch.eye(2, device="cpu").to_sparse()
+
+    with torch.device("meta"):
+        clipped = clip([gradient], ClipByValue(value=0.5))
+
+    assert clipped[0].device == gradient.device
+
+
 def test_one_launch_scales_all_gradients_of_a_global_clipping():
     gradients = [torch.ones(3, device="meta") for _ in range(100)]
 
