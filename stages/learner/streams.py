@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any, Self, cast
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
@@ -44,8 +44,9 @@ def has_exact_length(loader: Loader) -> bool:
     another one.
     """
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        batch_sampler = loader.batch_sampler
-        parts = (loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        sampler = loader.batch_sampler
+        inner = sampler.sampler if isinstance(sampler, BatchSampler) else None
+        parts = (loader, loader.sampler, sampler, inner)
         return all(part is None or type(part).__module__.startswith("torch.") for part in parts)
     has_position = LoaderOptions.of(loader).set_position is not None and count_batches(loader) is not None
     return has_position or isinstance(loader, list | tuple)
