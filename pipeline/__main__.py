@@ -52,11 +52,12 @@ def main() -> None:
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
     from pipeline.project.git import VARIABLES_OF_A_REPOSITORY, refuse_bare_repositories
-    from pipeline.project.paths import use_private_site_cache
+    from pipeline.project.paths import name_unknown_user, use_private_site_cache
 
     for name in VARIABLES_OF_A_REPOSITORY:  # also for DVC, and for the processes that are started
         os.environ.pop(name, None)
     refuse_bare_repositories(os.environ)
+    name_unknown_user()
     use_private_site_cache()
     from pipeline.cli import main as run_command_line
 

@@ -54,8 +54,8 @@ def read_setting(name: str) -> str:
     """Return the setting *name* from the environment or Prefect's active profile; empty if it is not set."""
     if name in os.environ:
         return os.environ[name]
-    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    home = os.environ.get("PREFECT_HOME") or Path.home() / ".prefect"
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or Path(home, "profiles.toml"))
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError):

@@ -5,6 +5,7 @@ unpickles, in a folder of mode 0777 that all users share, unless it is named ano
 """
 
 import os
+import pwd
 import stat
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
@@ -100,6 +101,18 @@ def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: An
         if field.name in paths or field.default is MISSING
     ]
     return kind(**{name: paths[name] for name in names if name not in more}, **more)
+
+
+def name_unknown_user(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Add a name and a home folder to *environment* if the system has no entry for this user.
+
+    A container may run as any user id. DVC needs both; the home folder is the one that Docker sets.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        environment.setdefault("USER", str(os.getuid()))
+        environment.setdefault("HOME", "/")
 
 
 def locate_user_folder(name: str) -> Path:

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,6 +53,18 @@ def test_commands_keep_the_state_of_dvc_in_a_folder_of_the_user(project, cache):
     assert "Traceback" not in ended.text
     assert mode_of(cache / "learner/dvc") == 0o700
     assert list((cache / "learner/dvc/repo").iterdir())
+
+
+def test_user_without_a_name_and_a_home_folder_reads_a_project(project, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import pwd\n\npwd.getpwuid = {}.__getitem__\n")
+    unset = {"HOME", "USER", "LOGNAME", "LNAME", "USERNAME"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+
+    command = [sys.executable, "-m", "pipeline", "compare"]
+    done = subprocess.run(command, cwd=project, env=environment, check=False, capture_output=True, text=True)
+
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
 def test_folder_that_others_can_reach_is_closed(cache):
