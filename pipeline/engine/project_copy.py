@@ -31,7 +31,7 @@ from pipeline.project.git import (
     try_git,
 )
 from pipeline.project.params_edit import parse_params
-from pipeline.project.paths import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE, check_path
 from pipeline.project.revisions.dvc_checks import apply_checks
 from pipeline.project.revisions.names import read_objects
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
@@ -99,6 +99,7 @@ def freeze(root: Path) -> FrozenProject:
     Raises `ParamsError` unless *root* is a project of DVC in a git repository with a commit.
     """
     root = root.resolve()
+    check_path(root)
     if not (root / ".dvc").is_dir():
         remedy = (
             "An experiment needs a project of its own: run `dvc init --subdir` in it"

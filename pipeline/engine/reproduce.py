@@ -33,6 +33,7 @@ from pipeline.project.lockfile import (
     read_lockfile,
     repair_lockfiles,
 )
+from pipeline.project.paths import check_path
 from pipeline.project.revisions.dvc_checks import remove_damaged_output
 from pipeline.project.snapshot import list_folder, read_folder_list
 from pipeline.project.versions import VERSIONS, version_of
@@ -104,6 +105,7 @@ def reproduce(name: str, *, run: Callable[[str], None] = run_stage, force: bool 
             before = _read_locked(name)
             call.announce = lambda stage: _print_reasons(name, before, to_single_stage_lockfile(stage))
             with _log_warnings_only(), Repo() as repo:
+                check_path(Path(repo.cache.local_cache_dir))
                 _check_links(repo)
                 is_reproduced = bool(repo.reproduce(name, single_item=True, force=force))
     if not is_reproduced:

@@ -24,6 +24,8 @@ SITE_CACHE_VARIABLE = "DVC_SITE_CACHE_DIR"
 STORES_VARIABLE = "LEARNER_PROJECT"
 """Environment variable with the folder of the user's project, for the processes in a copy of it."""
 DVC_FOLDER = Path(".dvc")
+UNUSABLE_CHARACTERS = "{}\n"
+"""Characters that a path of a project or a cache must not contain: DVC formats it, git reads it as a line."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -77,6 +79,15 @@ def runs_root() -> Path:
     if named.parts or DVC_FOLDER.exists():
         return named / RUNS_FOLDER
     return find_above(DVC_FOLDER).parent / RUNS_FOLDER
+
+
+def check_path(path: Path) -> None:
+    """Raise `ParamsError` if the *path* of a project or a cache has one of `UNUSABLE_CHARACTERS`."""
+    if characters := set(UNUSABLE_CHARACTERS) & set(str(path)):
+        listed = ", ".join(map(repr, sorted(characters)))
+        raise ParamsError(
+            f"DVC and git cannot use the path {str(path)!r}, which contains {listed}. Rename it"
+        )
 
 
 def is_copy() -> bool:

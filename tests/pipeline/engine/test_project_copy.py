@@ -11,7 +11,7 @@ from pipeline.engine.project_copy import freeze, temporary_copy
 from pipeline.project.git import VARIABLES_OF_A_REPOSITORY, run_git
 from pipeline.project.lockfile import LOCKFILE_BACKUP_LOCK
 from pipeline.project.paths import STORES_VARIABLE
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
 
 
 def git(folder, *arguments):
@@ -117,3 +117,11 @@ def test_no_watchdog_writes_in_a_copy_while_it_is_removed(project, tmp_path, var
     project.dvc("repro", "create-artifact-dir").ok()
 
     assert (project.folder / LOCKFILE_BACKUP_LOCK).exists() is (variable is None)
+
+
+@pytest.mark.parametrize("name", ["a {x}", "two\nlines"])
+def test_project_that_dvc_or_git_cannot_use_is_refused_before_it_is_copied(name, repository):
+    root = repository.rename(repository.with_name(name))
+
+    with pytest.raises(ParamsError, match=r"cannot use the path '.*', which contains '.*'\. Rename it"):
+        freeze(root)

@@ -15,7 +15,7 @@ from pipeline.engine import dvc_patches
 from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
 from pipeline.project.inputs import find_missing_files
 from pipeline.project.yaml_files import read_definition
-from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, StageFailedError
 from stages.runs.layout import LOCKFILE_BACKUP
 
 PIPELINE = """
@@ -214,6 +214,19 @@ def interrupt(received):
     signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM]  # the previous handler has run
     raise RunInterruptedError("stopped", signal.SIGTERM)
+
+
+@pytest.mark.parametrize("name", ["a {x}", "a}", "two\nlines"])
+def test_folder_that_dvc_or_git_cannot_use_is_refused_before_the_stage_runs(name, body, monkeypatch):
+    Path(name).mkdir()
+    for path in ("dvc.yaml", PARAMS, ".dvc"):
+        Path(path).rename(Path(name, path))
+    monkeypatch.chdir(name)
+
+    with pytest.raises(ParamsError, match=r"cannot use the path '.*', which contains '.*'\. Rename it"):
+        reproduce("make", run=body)
+
+    assert body.calls == []
 
 
 def test_missing_output_is_reported(body):
