@@ -1,6 +1,5 @@
 """fit: train the learner that build-learner wrote, and publish checkpoints, logs, metrics and plots."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> 
 
 def _ends_with_run(directory: Path) -> bool:
     """Return whether a schedule has shares of the run, so that a run of more epochs is another run."""
-    spec = json.loads((directory / SPEC_FILE).read_bytes())
+    spec = learner.LearnerSpec.read(directory).model_dump(mode="json")
     schedules = [part.get("schedule") for part in (spec, *spec.get("parameter_groups", ()))]
     return any(str(value).endswith("%") for value in leaves({"schedules": schedules}).values())
 

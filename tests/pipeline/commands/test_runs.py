@@ -115,6 +115,10 @@ def test_show_compares_the_key_with_the_current_params_and_inputs(finished):
     content = json.loads(finished.call("runs", "show", "--json").out)["data"]
     shutil.rmtree(finished.folder / "data/prepared")
     missing = finished.call("runs", "show").ok()
+    (finished.folder / "artifacts/learner/learner.json").write_text("[]")
+    corrupt = finished.call("runs", "show").ok()
+    shutil.rmtree(finished.folder / "artifacts")
+    before_the_first_stage = finished.call("runs", "show").ok()
 
     assert "  params.batch_size: 32\n" in same
     assert "inputs have this key: fit uses this store" in same
@@ -126,6 +130,11 @@ def test_show_compares_the_key_with_the_current_params_and_inputs(finished):
     assert content["entries"] == json.loads(root.read_text())
     assert content["finished"]["epoch"] == 2
     assert re.search("not compared with the current params.yaml and inputs: .*data/prepared", missing)
+    for printed in (corrupt, before_the_first_stage):
+        assert (
+            "not compared with the current params.yaml and inputs: artifacts/learner/learner.json" in printed
+        )
+        assert "un `dvc repro --force build-learner`" in printed
 
 
 def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(folder, root):
