@@ -1,7 +1,8 @@
 """The commands around training: data, lr-find, evaluate, predict, publish and summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from os.path import relpath
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,8 @@ from pipeline.project.paths import read_paths
 from stages.contracts.errors import DataError, ParamsError, StageError
 from stages.contracts.history import Split
 from stages.contracts.printing import print_line, print_text
-from stages.contracts.text import number
-from stages.system.files import open_atomic, write_text
+from stages.contracts.text import number, to_json
+from stages.system.files import describe, open_atomic, read_json, write_text
 
 if TYPE_CHECKING:
     from pipeline.project.params import Params
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from stages.inference import Predictions
 
 SPLITS = ("train", "valid", "test")
+MODEL_FILE = "model.json"
+"""The file beside the logs of an evaluation with the path, the size and the hash of its model."""
 IMAGE_FILE = Path("samples.png")
 EPOCHS_OF_AUGMENTATION = (1, 2, 3, 4)
 CHART_SIZE = (80, 16)
@@ -41,7 +44,7 @@ def evaluate(
 ) -> MetricValues:
     """Compute the metrics of a saved model on a data set.
 
-    Print them, and write their logs to artifacts/test/.
+    Print them, and write their logs to artifacts/test/. `learner summary` shows them until the model changes.
 
     Example: learner evaluate --source npz:test.npz
     """
@@ -49,6 +52,7 @@ def evaluate(
     from pipeline.project.params import read_params
     from stages import data, inference, learner, records
     from stages.learner import from_params
+    from stages.learner.evaluation import find_tag
 
     params, paths = read_params(), read_paths()
     from_params.prepare_process(params.fit)
@@ -62,7 +66,10 @@ def evaluate(
     builder = learner.EvaluatorBuilder(paths["artifacts"])
     builder.metrics(*from_params.build_output_metrics(params.fit))
     evaluator = from_params.configure_evaluator(params.fit, builder).build(built)
-    values = evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+    name = source.replace("/", "-").replace(":", "-").strip(".")
+    values = evaluator.eval(name, loader)
+    manifest = {relpath(model, paths["artifacts"]): describe(model)}
+    write_text(paths["artifacts"] / "test" / find_tag(name) / MODEL_FILE, to_json(manifest) + "\n")
     return MetricValues(source, values)
 
 
@@ -235,13 +242,26 @@ def summary(
     from stages.learner.summary import summary_rows, summary_text
     from stages.loggers.log_files import count_epochs, read_history, read_tests
 
-    history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
+    tests = {tag: test for tag, test in read_tests(directory).items() if _is_of_model(directory, tag)}
+    history, epochs = read_history(directory), count_epochs(directory)
     if not len(history) and not tests:
         raise StageError(
             f"{directory} has no logs: found no train/epoch-1/*.log in it. Pass an artifact directory"
         )
     print_text(summary_text(history, tests=tests, epochs=epochs), end="")
     return Summary(epochs, [SummaryRow(**vars(row)) for row in summary_rows(history, tests)])
+
+
+def _is_of_model(directory: Path, tag: str) -> bool:
+    """Return False if `evaluate` has measured a file for *tag* that is not in *directory* any more."""
+    from stages.runs.manifest import check_manifest, find_damage
+
+    path = directory / "test" / tag / MODEL_FILE
+    if not path.exists():  # of save-model, or of an evaluator in Python
+        return True
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        return not find_damage(directory, check_manifest(read_json(path)))
+    return False
 
 
 def predict(

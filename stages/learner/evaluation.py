@@ -180,13 +180,13 @@ class Evaluator:
         if self._options.summary:
             history = read_directory_history(self._options.directory)
             print_text(
-                summary_text(history, self._model, tests={_tag(name): values[name] for name in values})
+                summary_text(history, self._model, tests={find_tag(name): values[name] for name in values})
             )
         return values
 
     @torch.no_grad()
     def _evaluate(self, name: str, loader: Loader) -> dict[str, float]:
-        options, tag, count = self._options, _tag(name), count_batches(loader)
+        options, tag, count = self._options, find_tag(name), count_batches(loader)
         if count == 0:
             raise BuilderError(
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
@@ -241,7 +241,8 @@ def keep_modes(model: Any) -> Iterator[None]:
             module.training = is_training
 
 
-def _tag(name: str) -> str:
+def find_tag(name: str) -> str:
+    """Return the name of the folder of the evaluation *name*. Raises `BuilderError` if it cannot be one."""
     tag = re.sub(r"\s+", "-", name.strip().lower())
     if not tag or tag.startswith(".") or "/" in tag or "\0" in tag:
         raise BuilderError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -49,6 +50,22 @@ def test_evaluate_equals_the_validation_of_the_saved_epoch(finished):
     metrics_table = json.loads(finished.call("summary", "--json").out)["data"]["metrics"]
     from_evaluate = {row["metric"]: row["min"] for row in metrics_table if row["split"] == "Test (valid)"}
     assert from_evaluate == metrics
+
+
+def test_summary_shows_an_evaluation_until_the_model_changes(finished):
+    model, other = finished.folder / "artifacts/model.mpk.gz", finished.folder / "other.mpk.gz"
+    finished.call("evaluate").ok()
+    evaluated = finished.call("summary").out
+    shutil.move(model, other)
+    finished.call("evaluate", "--model", "other.mpk.gz").ok()
+    shutil.copy(other, model)
+
+    assert "Test (valid)" in evaluated
+    assert "Test (valid)" not in finished.call("summary").out
+    finished.call("evaluate").ok()
+    assert finished.call("summary").out == evaluated
+    model.write_bytes(b"of a later run")
+    assert "Test (valid)" not in finished.call("summary").out
 
 
 def test_lr_find_suggests_a_rate_and_changes_no_output(finished):
