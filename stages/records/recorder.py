@@ -227,12 +227,15 @@ def build_recorder(config: RecorderConfig) -> FileRecorder:
     return RECORDERS[config.format_name](PRECISIONS[config.precision_name], compression=config.compression)
 
 
-def read_item(path: Path, like: Tree = None, *, limit: int | None = None, key: str | None = None) -> Tree:
+def read_item(
+    path: str | Path, like: Tree = None, *, limit: int | None = None, key: str | None = None
+) -> Tree:
     """Return the item of the record at *path*, in the format of its suffix, with torch tensors.
 
     A ``.pt`` or ``.pth`` file is read without executing code; *key* names the entry with its state dict. The
     item of a ``.safetensors.index.json`` file has the tensors of all its shards.
     """
+    path = Path(path)
     if is_torch_file(path):
         return _of_torch(to_torch_tree(read_state_dict(path, key=key)))
     if key is not None:

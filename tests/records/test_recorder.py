@@ -128,7 +128,7 @@ def test_full_precision_and_supplement_restore_every_bit(tmp_path):
 
     other = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     other.register_buffer("big", torch.tensor([0]))
-    load_into(other, read_item(path), layout="burn")
+    load_into(other, read_item(str(path)), layout="burn")
     other.load_state_dict({**other.state_dict(), **read_item(tmp_path / "supplement.mpk.gz")})
 
     for name, each in module.state_dict().items():
