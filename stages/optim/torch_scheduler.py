@@ -90,7 +90,7 @@ class TorchScheduler:
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             self._advance()
         elif metric is not None:
-            self.scheduler.step(metric)
+            self._advance(metric)
         else:
             split, name = self.monitored
             raise BuilderError(
@@ -122,10 +122,10 @@ class TorchScheduler:
                 "use mode='min'"
             )
 
-    def _advance(self) -> None:
+    def _advance(self, *metric: Any) -> None:
         try:
-            self.scheduler.step()
-        except ValueError as error:  # a schedule of a fixed length has ended
+            self.scheduler.step(*metric)
+        except (TypeError, ValueError) as error:  # an argument of a wrong type, or a schedule that has ended
             raise BuilderError(
                 f"the {type(self.scheduler).__name__} cannot make another step per {self.per}: {error}"
             ) from error

@@ -176,3 +176,24 @@ def test_rate_of_the_optimizer_can_be_changed_between_steps():
     assert scheduler.step() == 0.03
     assert scheduler.drives_groups
     scheduler.load_state_dict(scheduler.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("build", "per", "message"),
+    [
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=2), "batch", "OneCycleLR cannot make another"),
+        (
+            lambda o: lr_scheduler.StepLR(o, "ten"),
+            "epoch",
+            "StepLR cannot make another step per epoch: uns",
+        ),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o, patience="ten"), "epoch", "Plateau cannot make another"),
+    ],
+)
+def test_step_that_torch_cannot_make_is_one_error(build, per, message):
+    scheduler = TorchScheduler(build(optimizer()), per)
+
+    with pytest.raises(BuilderError, match=message):
+        for _ in range(4):
+            scheduler.step()
+            scheduler.end_epoch(1.0)
