@@ -75,9 +75,10 @@ class TensorBoardMetricLogger:
             writer.add_image(name, sample.content, epoch, dataformats="HWC"[: sample.content.ndim])
 
     def flush(self) -> None:
-        """Wait until TensorBoard's thread has passed all points to the operating system."""
+        """Write the points of the epoch, which has ended, and pass all to the operating system."""
         self._epoch_continues = False
         if self._writer:
+            self._end_epoch(self._writer)
             self._writer.flush()
 
     def close(self) -> None:
@@ -93,7 +94,8 @@ class TensorBoardMetricLogger:
 
         If the next call is `close`, another process is assumed to continue the epoch, which gets no points.
         """
-        self.flush()
+        if self._writer:
+            self._writer.flush()
         self._epoch_continues = True
         sums = {name: list(pair) for name, pair in self._sums.items()}
         return {"epoch": self._epoch, "start": self._start, "step": self._step, "sums": sums}

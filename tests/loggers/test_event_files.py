@@ -139,6 +139,23 @@ def test_run_resumed_after_an_epoch_continues_the_curves(tmp_path):
     assert curves(tmp_path)["Loss"] == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
+@pytest.mark.parametrize("later", [0, 2])
+def test_run_killed_after_an_epoch_continues_the_curves(later, tmp_path):
+    """A split has no later batches if the run is killed before its pass of the next epoch."""
+    killed = TensorBoardMetricLogger(tmp_path)
+    log_steps(killed, range(1, 5))
+    killed.flush()  # as the loop does at the end of an epoch
+    log_steps(killed, range(5, 5 + later))
+
+    resumed = TensorBoardMetricLogger(tmp_path)
+    resumed.cut(1)
+    log_steps(resumed, range(5, 9))
+    resumed.close()
+
+    assert curves(tmp_path)["Loss"] == [(step, float(step)) for step in range(1, 9)]
+    assert curves(tmp_path)["Loss (epoch)"] == [(1, 2.5), (2, 6.5)]
+
+
 def test_run_resumed_after_an_epoch_without_validation_continues_the_curves(tmp_path):
     for logged in ((2, 4), (6,)):
         logger = TensorBoardMetricLogger(tmp_path)
