@@ -58,8 +58,10 @@ def write_results(
     A run without validation has a note instead of valid logs, because DVC warns about an empty output.
     """
     valid = directory / Split.VALID
+    note = valid / "no-validation.txt"
+    remove(note)  # of the same run with fewer epochs
     if not (valid.is_dir() and any(valid.iterdir())):
-        write_text(valid / "no-validation.txt", "The run had no validation.\n")
+        write_text(note, "The run had no validation.\n")
     write_metrics(history, directory / "metrics.json")
     remove(paths.plots)
     write_plots(history, confusion, directory, paths)

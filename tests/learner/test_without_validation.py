@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from stage_runs import load, read_outputs, train
 
 from stages import data
 from stages.build_learner import build_learner
@@ -106,3 +107,16 @@ def test_stages_train_on_data_without_a_valid_split(tmp_path):
     assert not [
         path for path in (tmp_path / "artifacts").rglob("*") if path.is_dir() and not any(path.iterdir())
     ]
+
+
+def test_run_of_more_epochs_has_the_outputs_of_one_that_had_them_at_once(tmp_path):
+    """The first two epochs have no validation, and the third has one."""
+    np.savez(tmp_path / "data.npz", inputs=np.eye(12, 4, dtype=np.float32), targets=np.arange(12) % 3)
+    for folder in ("longer", "whole"):
+        load(tmp_path / folder, {"kind": "npz", "path": str(tmp_path / "data.npz")})
+    params = {"model": {"kind": "mlp"}, "validate_every": 3}
+
+    train(tmp_path / "longer", num_epochs=2, **params)
+    longer = train(tmp_path / "longer", num_epochs=3, **params)
+
+    assert read_outputs(longer) == read_outputs(train(tmp_path / "whole", num_epochs=3, **params))
