@@ -122,7 +122,7 @@ class TrackerProcess(NoRenderer):
         self._wait = wait_seconds
         self._due = 0.0
         self._batch = 0
-        """The last batch of training in this epoch."""
+        """The last batch of training in this epoch, also if an earlier process has trained it."""
         self._finished_batches = 0
         """The batches of training in the epochs before."""
         self._file: LineFile | None = None
@@ -137,6 +137,7 @@ class TrackerProcess(NoRenderer):
         for event in read_epochs(self.directory / EVENTS_FILE, progress.first_epoch):
             self._summary |= select_metrics(event["point"]["values"]) | {"epochs": event["point"]["step"]}
             self._finished_batches = event.get("batches", 0)
+        self._batch = read_trained(self.directory / EVENTS_FILE, progress.first_epoch)
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
@@ -154,6 +155,8 @@ class TrackerProcess(NoRenderer):
     def step(self, progress: Progress) -> None:
         """Send the means of the epoch so far, once per *interval_seconds* in training."""
         if progress.split is not Split.TRAIN:
+            if progress.batch == 1:
+                self._write({"trained": progress.epoch, "batches": self._batch})
             return
         self._batch = progress.batch
         if time.monotonic() >= self._due:
@@ -236,6 +239,18 @@ def read_epochs(path: Path, first_epoch: int) -> list[dict[str, Any]]:
             if event["point"]["step"] < first_epoch and select_metrics(event["point"]["values"])
         ]
     return []
+
+
+def read_trained(path: Path, epoch: int) -> int:
+    """Return the batches of training in *epoch* if a process has begun its validation, else 0.
+
+    They are in the events in the file *path*.
+    """
+    with suppress(OSError, KeyError, TypeError), path.open("rb") as lines:
+        return int(
+            next((event["batches"] for event in map(_parse, lines) if event.get("trained") == epoch), 0)
+        )
+    return 0
 
 
 def send_pending(kind: str, directory: Path, arguments: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from mlflow_servers import serve
 from run_files import read_run_files
+from stop_after import StopAfter
 from waiting import has_exited, wait_until
 
 from stages.contracts.config import Use
@@ -60,7 +61,7 @@ class Net(ClassificationStep, torch.nn.Linear):
     pass
 
 
-def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1, loader=list):
+def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1, loader=list, stop_after=0):
     torch.manual_seed(0)
     random.seed(0)
     batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
@@ -69,6 +70,7 @@ def train(directory, tracker=None, epochs=2, kind=Net, validate_every=1, loader=
     builder.validate_every(validate_every)
     if tracker:
         builder.with_progress_logger(tracker)
+    builder.with_progress_logger(StopAfter(builder.interrupter(), stop_after))
     learner = builder.build(kind(4, 3), Adam(), 0.1)
     learner.fit(loader(batches), batches)
     return learner
@@ -176,10 +178,12 @@ class Stream:
         return iter(self.batches)
 
 
-def test_batches_of_a_loader_without_a_length_are_counted_through_all_epochs(recording, tmp_path):
-    for epochs in (2, 3):
+@pytest.mark.parametrize("stop_after", [2, 4, 6])
+def test_batches_of_a_loader_without_a_length_are_counted_through_all_epochs(stop_after, recording, tmp_path):
+    """The run stops in the training, in the validation or at the end of its first epoch."""
+    for epochs, stop in ((2, stop_after), (2, 0), (3, 0)):
         tracker = recording(tmp_path, interval_seconds=1e-9)
-        train(tmp_path / "run", tracker, epochs=epochs, loader=Stream)
+        train(tmp_path / "run", tracker, epochs=epochs, loader=Stream, stop_after=stop)
 
     steps = [call[1] for call in calls(tmp_path) if call[0] == "log" and call[2] == ["running/train/Loss"]]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 9]
