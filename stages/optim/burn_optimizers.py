@@ -162,6 +162,19 @@ class MuonOfBurn(torch.optim.Muon):
         for group, value in zip(self.param_groups, values, strict=True):
             if any(values):
                 group["dampening"] = value
+        self._gathered: list[tuple[Any, Any]] = []
+        """The shards of this step that torch cannot update, and the whole of each."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Step; a sharded matrix with fewer rows than ranks is updated as a whole on each of them."""
+        self._gathered.clear()
+        loss = super().step(closure)  # type: ignore[no-untyped-call]
+        for shard, whole in self._gathered:
+            rank = shard.device_mesh.get_local_rank()
+            shard.to_local().copy_(whole[rank : rank + 1])  # of fewer rows than ranks, each has one or none
+        self._gathered.clear()
+        return loss
 
     def _init_group(self, group: Any, params: Any, grads: Any, buffers: Any) -> bool:
         old = {id(parameter) for parameter in group["params"] if self.state.get(parameter)}
@@ -171,8 +184,16 @@ class MuonOfBurn(torch.optim.Muon):
             if dampening and momentum and id(parameter) in old:  # torch adds the rest of the gradient next
                 buffer.sub_(gradient, alpha=(1 - momentum) * dampening / momentum)
         for index, parameter in enumerate(params):
+            tensors = parameter, grads[index], buffers[index]
+            if hasattr(parameter, "device_mesh") and len(parameter) < parameter.device_mesh.size():
+                tensors = self._gather(tensors)
             if any(parameter is matrix for matrix in self.transposed):
-                params[index], grads[index], buffers[index] = (
-                    tensor.t() for tensor in (parameter, grads[index], buffers[index])
-                )
+                tensors = tuple(tensor.t() for tensor in tensors)
+            params[index], grads[index], buffers[index] = tensors
         return result
+
+    def _gather(self, shards: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the whole of each of *shards*: a parameter, its gradient and its buffer."""
+        wholes = tuple(shard.full_tensor() for shard in shards)
+        self._gathered += zip(shards, wholes, strict=True)
+        return wholes

@@ -31,8 +31,8 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
-from stages.models import ClassificationStep, backward
-from stages.optim import AdaGrad, Adam, Ema, NonFinite, Sgd, Swa
+from stages.models import ClassificationStep, RegressionStep, backward
+from stages.optim import AdaGrad, Adam, Ema, Muon, NonFinite, Sgd, Swa
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 from stages.runs import FileCheckpointer
@@ -326,6 +326,33 @@ def test_other_optimizers_train_the_shards(kind, tmp_path):
     results = run_ranks(shard_optimizer, 2, tmp_path / "ranks", kind)
 
     assert_equals_one_process(results[0], one)
+
+
+class Regression(RegressionStep, nn.Sequential):
+    pass
+
+
+def fit_numbers(directory, outputs):
+    """Train a model of *outputs* numbers with Muon for a step, and return its weights."""
+    torch.manual_seed(1)
+    model = Regression(nn.Linear(4, outputs))
+    batches = [(torch.randn(6, 4), torch.randn(6, outputs))]
+    strategy = "fsdp" if "RANK" in os.environ else "auto"
+    builder = LearnerBuilder(directory).devices(["cpu"]).num_threads(1).renderer(PlainRenderer())
+    builder.metrics(LossMetric()).strategy(strategy).num_epochs(2)
+    builder.build(model, Muon(), 0.1).fit(batches)
+    return [gather(parameter).tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_muon_updates_a_matrix_with_fewer_rows_than_ranks(outputs, tmp_path):
+    one = fit_numbers(tmp_path / "one", outputs)
+
+    results = run_ranks(fit_numbers, 3, tmp_path / "ranks", outputs)
+
+    for weights in results:
+        for whole, of_one in zip(weights, one, strict=True):
+            assert torch.allclose(torch.tensor(whole), torch.tensor(of_one), atol=2e-3)
 
 
 class Wide(ClassificationStep, nn.Sequential):
