@@ -24,6 +24,11 @@ def evaluate(closure: Any) -> Any:
         return closure()
 
 
+def is_sharded(parameter: Tensor) -> bool:
+    """Return whether each rank has a part of *parameter*; the class of such a tensor is slow to import."""
+    return hasattr(parameter, "device_mesh")
+
+
 def _list_trained(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
     """Return each parameter of *optimizer* that has a gradient, with its group."""
     groups = optimizer.param_groups
@@ -162,13 +167,15 @@ class MuonOfBurn(torch.optim.Muon):
         for group, value in zip(self.param_groups, values, strict=True):
             if any(values):
                 group["dampening"] = value
-        self._gathered: list[tuple[Any, Any]] = []
-        """The shards of this step that torch cannot update, and the whole of each."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has; that of torch would lack the matrices."""
+        return {**super().__getstate__(), "transposed": self.transposed}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Step; a sharded matrix with fewer rows than ranks is updated as a whole on each of them."""
-        self._gathered.clear()
+        self._gathered: list[tuple[Any, Any]] = []  # shards that torch cannot update, and the whole of each
         loss = super().step(closure)  # type: ignore[no-untyped-call]
         for shard, whole in self._gathered:
             rank = shard.device_mesh.get_local_rank()
@@ -185,7 +192,7 @@ class MuonOfBurn(torch.optim.Muon):
                 buffer.sub_(gradient, alpha=(1 - momentum) * dampening / momentum)
         for index, parameter in enumerate(params):
             tensors = parameter, grads[index], buffers[index]
-            if hasattr(parameter, "device_mesh") and len(parameter) < parameter.device_mesh.size():
+            if is_sharded(parameter) and len(parameter) < parameter.device_mesh.size():
                 tensors = self._gather(tensors)
             if any(parameter is matrix for matrix in self.transposed):
                 tensors = tuple(tensor.t() for tensor in tensors)

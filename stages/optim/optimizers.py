@@ -10,7 +10,7 @@ from stages.contracts import plugins
 from stages.contracts.errors import PluginError
 from stages.contracts.plugins import call_class, check_arguments, read_signature
 from stages.optim import burn_optimizers
-from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate
+from stages.optim.burn_optimizers import CautiousAdamW, MuonOfBurn, evaluate, is_sharded
 from stages.optim.config import (
     BUILT_IN,
     NOT_PER_GROUP,
@@ -92,8 +92,8 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             return kind(groups, **_options(config), fused=fused)
         case Sgd():
             # torch cannot fuse shards
-            is_sharded = any(hasattr(parameter, "device_mesh") for parameter in parameters)
-            fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
+            unfusible = any(is_sharded(parameter) or is_skipped_by_sgd(parameter) for parameter in parameters)
+            fused = _can_be_fused(parameters) and not unfusible
             return _build_sgd(groups, fused=fused, **_options(config))
         case Muon():
             return MuonWithAdamW(_build_muon(parts))
@@ -186,6 +186,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
             joined = part.parts if isinstance(part, JoinedOptimizer) else [(part, len(part.param_groups))]
             self.parts += joined
         super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has; that of torch would lack the parts."""
+        return {**super().__getstate__(), "parts": self.parts}
 
     def part_of(self, group: Mapping[str, Any]) -> torch.optim.Optimizer:
         """Return the optimizer that updates the parameters of *group*, one of ``param_groups``."""

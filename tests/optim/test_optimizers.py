@@ -412,3 +412,20 @@ def test_steps_are_counted_in_float32_whatever_the_default_dtype_is():
         torch.set_default_dtype(default)
 
     assert optimizer.state[parameter]["step"] == 300
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, *FURTHER, Muon()], ids=lambda config: config.kind)
+def test_copy_of_a_model_and_its_optimizer_trains_as_they_do(config):
+    model = torch.nn.Linear(4, 3)
+    pairs = [(model, build_model_optimizer(config, model))]
+
+    for step in range(3):
+        for copied, optimizer in pairs:
+            for parameter in copied.parameters():
+                parameter.grad = torch.arange(1.0, 1.0 + parameter.numel()).reshape(parameter.shape)
+            optimizer.step()
+        if not step:
+            pairs.append(copy.deepcopy(pairs[0]))
+
+    weights = [copied.state_dict() for copied, _ in pairs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
