@@ -131,13 +131,15 @@ def prepare_backward(
 
     None means ``loss.backward()``. The parameters of *model*, which the block receives, are looked up once.
     """
-    parameters = tuple(model.parameters())
+    parameters, before = tuple(model.parameters()), _prepared.get(id(model))
     _prepared[id(model)] = parameters, run_backward
     try:
         yield parameters
     finally:
         clear_gradients(model)
         del _prepared[id(model)]
+        if before is not None:  # a hook has trained the model with a learner of its own
+            _prepared[id(model)] = before
 
 
 class ClassificationStep(LoggingStep):

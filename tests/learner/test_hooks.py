@@ -223,6 +223,20 @@ def test_modes_that_before_validation_sets_are_those_of_the_validation(start, ti
     assert seen == [[False, True, False, False]] * 2 * VALID_BATCHES
 
 
+def test_hook_may_train_the_model_of_the_run_with_a_learner_of_its_own(start, tiny, tmp_path):
+    class WarmUp(Hook):
+        def before_epoch(self, context):
+            learner = start(tmp_path / f"inner {context.epoch}", 1).build(context.model, Adam(), 0.05)
+            learner.fit(*tiny[1]())
+            context.model.train()
+
+    hooked = start(tmp_path / "outer", 2).hooks(WarmUp()).build(tiny[0](), Adam(), 0.05)
+
+    hooked.fit(*tiny[1]())
+
+    assert hooked.epoch == 2
+
+
 def test_before_fit_is_called_again_if_it_raised(start, tiny, tmp_path):
     class Interrupted(Hook):
         calls = 0
