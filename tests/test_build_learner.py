@@ -223,6 +223,15 @@ def test_warm_start_with_other_options_of_a_scheduler_of_torch_is_refused(train,
         build_start(dataset, tmp_path / "learner", first.folder, **changed)
 
 
+def test_warm_start_with_another_rate_for_a_scheduler_of_torch_is_refused(train, dataset, tmp_path):
+    """Its steps start from the rate before, so the learning rate in params would have no effect."""
+    first = train(1, learner={"schedule": ANNEALING})
+    changed = {"optimizer": {"kind": "adam", "learning_rate": 0.1}, **start_from(1, first.folder)}
+
+    with pytest.raises(CheckpointError, match="began at the rate 0.002, and this one begins at 0.1"):
+        build_start(dataset, tmp_path / "learner", first.folder, schedule=ANNEALING, **changed)
+
+
 def test_weights_only_permits_another_optimizer(three_epochs, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
     with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):

@@ -149,11 +149,13 @@ class Origin:
         state = _load_weights(start, checkpoint, name)
         options = [_options(group) for group in state.optimizer.param_groups]
         schedule = RuleOptions.of(state.scheduler).options
+        rates = _initial_rates(state)
         try:
             state.restore(checkpoint)
         except CheckpointError as error:
             raise CheckpointError(f"{name}: {error}. {WEIGHTS_ONLY}") from error
         _check_schedule(schedule, RuleOptions.of(state.scheduler).options, name)
+        _check_rates(rates, _initial_rates(state), name)
         for group, before in zip(state.optimizer.param_groups, options, strict=True):
             if added := [option for option in STATE_OPTIONS if before.get(option) and not group.get(option)]:
                 raise CheckpointError(
@@ -276,6 +278,22 @@ def _check_schedule(own: Mapping[str, Any], saved: Mapping[str, Any], source: st
             f"{source}: its schedule ran with {', '.join(f'{name}: {saved[name]}' for name in changed)}, and "
             f"a scheduler of torch cannot resume with other options. Set these. {WEIGHTS_ONLY}"
         )
+
+
+def _initial_rates(state: ModelState) -> list[Any]:
+    """Return the rate of each group at which a scheduler of torch began; None if it does not store it."""
+    return [group.get("initial_lr") for group in state.optimizer.param_groups]
+
+
+def _check_rates(own: Sequence[Any], saved: Sequence[Any], source: str) -> None:
+    """Raise `CheckpointError` if a scheduler of torch was *saved* with other initial rates than its *own*."""
+    for rate, before in zip(own, saved, strict=True):
+        if rate != before and None not in (rate, before):
+            raise CheckpointError(
+                f"{source}: its schedule began at the rate {before:g}, and this one begins at {rate:g}. A "
+                "scheduler of torch cannot resume at another rate. Set the learning rates and the arguments "
+                f"of the schedule to those of the checkpoint. {WEIGHTS_ONLY}"
+            )
 
 
 def optimizer_file_of(model_file: Path) -> Path | None:
