@@ -216,6 +216,18 @@ def test_run_interrupted_after_the_last_batch_of_a_loader_with_another_length_re
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("make", INEXACT)
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_run_interrupted_at_a_limit_above_the_length_of_its_loader_resumes(make, tmp_path):
+    limits = {"train": 3, "valid": 3}
+    fit(tmp_path / "whole", make(2), make(2), limits=limits)
+    fit(tmp_path / "run", make(2), make(2), limits=limits, interrupt_after=3)
+
+    fit(tmp_path / "run", make(2), make(2), limits=limits)
+
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
 def test_batches_before_a_saved_position_are_not_read_again(tmp_path):
     fit(tmp_path, *(DataLoader(Feed(), batch_size=2) for _ in Split), interrupt_after=4)
     resumed = DataLoader(Feed(), batch_size=2)

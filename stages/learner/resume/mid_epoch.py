@@ -51,6 +51,7 @@ class MidEpochCheckpointer:
         self._shared: HostRandomState | None = None
         """The random state in which all ranks load the same batches."""
         self._batch_sizes: list[int] = []
+        self._limits = components.options.limit_batches
         self._stream: Lookahead | None = None
         """The batches of a loader without an exact length."""
         self._can_save = components.options.recorder is not None
@@ -114,7 +115,9 @@ class MidEpochCheckpointer:
         if not (is_asked or is_due):
             return False
         if self._can_save:
-            if iteration == progress.batches or (self._group.size > 1 and self._state.window.batches):
+            if iteration in (progress.batches, self._limits.get(progress.split)):
+                return False
+            if self._group.size > 1 and self._state.window.batches:
                 return False
             states = self._read_states()
             self._state.streams.save(progress.split)
