@@ -106,13 +106,22 @@ def run_job(job: Job) -> None:
             start = job.log.stat().st_size
             code = _run_point(job, folder, environment, stdin)
             if code == 0:
-                fetch_experiment(job.base, job.copy_folder, job.point.name, job.point.replaces)
+                _fetch(job)
             elif job.is_wanted():
                 kind = RunInUseError if code == IN_USE_CODE else StageFailedError
                 log = job.log.relative_to(job.base.root)
                 raise kind(f"{_reason(code, job.log, start)}\n  log: {log}")
             else:
                 raise StageFailedError("stopped with the sweep. Run the same command again to resume")
+
+
+def _fetch(job: Job) -> None:
+    """Copy the experiment of the point into the project, unless a sweep of another project there has just."""
+    try:
+        fetch_experiment(job.base, job.copy_folder, job.point.name, job.point.replaces)
+    except StageError:
+        if not _is_done(job):
+            raise
 
 
 def run_and_return_error(job: Job) -> StageError | None:

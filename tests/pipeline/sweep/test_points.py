@@ -23,7 +23,7 @@ from stages.system.processes import parent_of, pids_below
 RATE = "build_learner.optimizer.learning_rate"
 WIDTH = "build_learner.model.width"
 NET = """
-import os, signal
+import os, signal, subprocess
 from torch import nn
 from stages.models import ClassificationStep
 
@@ -35,6 +35,10 @@ class Net(ClassificationStep, nn.Sequential):
         calls.append(width)
         if width == 13:
             os.kill(os.getpid(), signal.SIGKILL)
+        if width == 17:
+            git = ["git", "-C", os.getcwd().partition("/.runs/")[0]]
+            head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+            subprocess.run([*git, "update-ref", f"refs/exps/{head[:2]}/{head[2:]}/width=17", head])
         wide = width * len(set(calls))
         super().__init__(nn.Flatten(), nn.Linear(64, wide), nn.Linear(wide, num_classes))
 """
@@ -116,6 +120,20 @@ def test_point_that_kills_its_process_fails_alone(swept, sweep_in):
     assert "width=13: its process was killed by SIGKILL" in outcome.err
     assert "Traceback" not in outcome.text
     assert sweep_in(project).experiments() == ["width=16", "width=8"]
+
+
+@pytest.mark.long
+def test_name_that_another_project_of_the_repository_takes_in_the_training_is_reported(swept, sweep_in):
+    """The model of this width stores an experiment of the name, as the sweep of another project does."""
+    project, _, _ = swept
+    sweep = sweep_in(project, "-S", f"{WIDTH}=17")
+
+    refused, again = sweep.run(), sweep.run()
+
+    message = "another sweep has used the name width=17 for other params. Run the same command again"
+    assert (refused.code, refused.err.splitlines()[-1]) == (1, f"width=17: {message}")
+    assert again.code == 0, again.text
+    assert sum(name.startswith("width=17-") for name in sweep.experiments()) == 1
 
 
 @pytest.mark.long
