@@ -36,16 +36,18 @@ def find_missing_data(params: Params) -> list[str]:
     ]
 
 
-def find_missing_files(definition: Mapping[str, Any]) -> list[str]:
+def find_missing_files(definition: Mapping[str, Any], params: Params | None = None) -> list[str]:
     """Return a line for each path in the deps of *definition*, that of dvc.yaml, that `dvc repro` would miss.
 
-    Empty if only DVC can list the paths of its stages.
+    Data that *params* name are left out, because `find_missing_data` reports them. Empty if only DVC can list
+    the paths of its stages.
     """
+    reported = [path for _, path in _paths(params) if not path.exists()] if params else []
     return [
         f"dvc.yaml: {path}, in the deps of {name}, does not exist, and no stage writes it. "
         f"{find_remedy(path)}"
         for name, path in _list_inputs(definition)
-        if not path.exists()
+        if not (path.exists() or overlaps(path, reported))
     ]
 
 

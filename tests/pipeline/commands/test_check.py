@@ -327,6 +327,17 @@ def test_check_reports_a_dep_that_neither_exists_nor_is_written(dep, reported, p
     assert (checked.code, checked.out) == expected, checked.text
 
 
+@pytest.mark.parametrize("dep", ["raw", "raw/digits.npz"])
+def test_check_reports_missing_data_in_params_and_deps_once(dep, project):
+    project.edit("dvc.yaml", "      - stages/data/sources\n", f"      - stages/data/sources\n      - {dep}\n")
+    project.edit("params.yaml", SOURCE, "kind: npz\n    path: raw/digits.npz")
+
+    checked = project.call("check")
+
+    assert checked.text.count("does not exist") == 1, checked.text
+    assert checked.err.splitlines()[1].startswith("  load_data.source.path: the file or folder 'raw/dig")
+
+
 def test_check_reports_no_missing_file_beside_another_pipeline_that_may_write_it(project):
     (project.folder / "other").mkdir()
     (project.folder / "other/dvc.yaml").write_text("stages: {}\n")
