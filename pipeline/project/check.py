@@ -342,7 +342,10 @@ def _mistake(part: str, use: Use) -> str:
 
 
 def _try_out(part: str, use: Use) -> None:
-    """Import *use* and check its arguments; build a metric or an augmentation: params have all arguments."""
+    """Import *use* and check its arguments; build a metric or an augmentation: params have all arguments.
+
+    A built-in batcher is built if params have its divisor.
+    """
     if part == "logger" and loggers.is_tracker(use):
         loggers.check_tracker(use)
         return
@@ -356,3 +359,7 @@ def _try_out(part: str, use: Use) -> None:
         return
     arguments = {**plugins.select_accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
     plugins.check_arguments(part, use.kind, maker, arguments)
+    divisor = arguments.get("std")
+    if use.kind in sources.BATCHERS and divisor is not None:
+        mean = arguments["mean"]  # None: that of the data, which has the same shape
+        maker(**{**arguments, "mean": divisor if mean is None else mean})

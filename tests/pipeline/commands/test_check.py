@@ -39,6 +39,11 @@ SEQUENTIAL = """schedule:
     - {kind: "torch.optim.lr_scheduler:LinearLR"}"""
 KEEP = "keep: {best: [{metric: Accuracy, direction: highest}]}"
 PART_MISTAKES = {
+    "divisor of the inputs is 0": (
+        "num_epochs:",
+        "batcher: {kind: normalize, std: 0}\n  num_epochs:",
+        "fit.batcher: batcher: std must be finite and above 0; found 0. Divide equal values by 1",
+    ),
     "module of the model is missing": (
         MODEL,
         'kind: "no_such_module:Net"',
