@@ -232,6 +232,30 @@ def test_warm_start_with_another_rate_for_a_scheduler_of_torch_is_refused(train,
         build_start(dataset, tmp_path / "learner", first.folder, schedule=ANNEALING, **changed)
 
 
+@pytest.mark.parametrize("kind", ["adam", "torch.optim:NAdam"])
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda layer: {"freeze": layer},
+        lambda layer: {"parameter_groups": [{"match": layer, "learning_rate": 0.02}]},
+    ],
+)
+def test_state_of_a_parameter_never_becomes_that_of_another_of_its_shape(
+    train, dataset, tmp_path, kind, select
+):
+    """Both runs have as many parameters in each group, and layers 1 and 2 have equal shapes."""
+    params = {
+        "model": {"kind": "mlp", "hidden_sizes": [8, 8, 8]},
+        "optimizer": {"kind": kind, "learning_rate": 0.01},
+    }
+    first = train(1, learner={**params, **select(["layers.1"])})
+
+    with pytest.raises(CheckpointError, match=r"layers\.2.*at which the optimizer has layers\.1"):
+        build_start(
+            dataset, tmp_path, first.folder, **params, **select(["layers.2"]), **start_from(1, first.folder)
+        )
+
+
 def test_weights_only_permits_another_optimizer(three_epochs, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
     with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):

@@ -92,8 +92,10 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         RecordError: If the state holds an object that cannot be recorded.
     """
     name, form = type(optimizer).__name__, form_of(optimizer)
+    order = _names_in_order(optimizer, module)
+    named = {} if order in ([], [path for path, _ in module.named_parameters()]) else {"names": order}
     if form is None:
-        return {"optimizer": name, "state_dict": _encode_state_dict(optimizer)}
+        return {"optimizer": name, "state_dict": _encode_state_dict(optimizer), **named}
     places, steps = slots_by_parameter(module, skeleton_of(module)), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
     exact_names: dict[str, list[str]] = {}
@@ -121,6 +123,7 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         "sizes": sizes,
         "held": exact_names,
         "state": state,
+        **named,
         **extra,
     }
 
@@ -137,7 +140,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
     Raises:
         RecordError: If they are those of another optimizer; *optimizer* is then unchanged.
     """
-    _check(optimizer, rest)
+    _check(optimizer, module, rest)
     form = form_of(optimizer)
     if form is None:
         _load_state_dict(optimizer, rest["state_dict"])
@@ -251,7 +254,17 @@ def _initial_state(form: Tree, group: Mapping[str, Any], parameter: Tensor) -> d
     return {STEP: new_step(0, group, parameter), **state} if counts else state
 
 
-def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
+def _names_in_order(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[str]:
+    """Return the names of the parameters in the order of *optimizer*; empty if *module* lacks one.
+
+    A state by number belongs to the parameter of that number, which parameter groups and freezing change.
+    """
+    paths = {id(parameter): path for path, parameter in module.named_parameters()}
+    names = [paths.get(id(parameter), "") for _, parameter in members(optimizer)]
+    return names if all(names) else []
+
+
+def _check(optimizer: torch.optim.Optimizer, module: nn.Module, rest: Tree) -> None:
     name = type(optimizer).__name__
     if not isinstance(rest, dict) or rest.get("optimizer") != name:
         other = rest.get("optimizer") if isinstance(rest, dict) else rest
@@ -263,6 +276,13 @@ def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
         raise RecordError(
             f"the saved state has groups of {rest['sizes']} parameters, the optimizer has {sizes}. Use the "
             "same parameter groups"
+        )
+    names, saved = _names_in_order(optimizer, module), list(rest.get("names", ()))
+    if names and saved and names != saved:
+        moved = next((pair for pair in zip(saved, names, strict=False) if pair[0] != pair[1]), ("", ""))
+        raise RecordError(
+            f"the saved state has {moved[0]} at the place in the parameter groups at which the optimizer has "
+            f"{moved[1]}. Use the same parameter groups, and freeze the same parameters"
         )
 
 
