@@ -232,7 +232,6 @@ def test_warm_start_with_another_rate_for_a_scheduler_of_torch_is_refused(train,
         build_start(dataset, tmp_path / "learner", first.folder, schedule=ANNEALING, **changed)
 
 
-@pytest.mark.parametrize("kind", ["adam", "torch.optim:NAdam"])
 @pytest.mark.parametrize(
     "select",
     [
@@ -240,13 +239,11 @@ def test_warm_start_with_another_rate_for_a_scheduler_of_torch_is_refused(train,
         lambda layer: {"parameter_groups": [{"match": layer, "learning_rate": 0.02}]},
     ],
 )
-def test_state_of_a_parameter_never_becomes_that_of_another_of_its_shape(
-    train, dataset, tmp_path, kind, select
-):
+def test_state_of_a_parameter_never_becomes_that_of_another_of_its_shape(train, dataset, tmp_path, select):
     """Both runs have as many parameters in each group, and layers 1 and 2 have equal shapes."""
     params = {
         "model": {"kind": "mlp", "hidden_sizes": [8, 8, 8]},
-        "optimizer": {"kind": kind, "learning_rate": 0.01},
+        "optimizer": {"kind": "torch.optim:NAdam", "learning_rate": 0.01},
     }
     first = train(1, learner={**params, **select(["layers.1"])})
 

@@ -92,9 +92,9 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         RecordError: If the state holds an object that cannot be recorded.
     """
     name, form = type(optimizer).__name__, form_of(optimizer)
-    order = _names_in_order(optimizer, module)
-    named = {} if order in ([], [path for path, _ in module.named_parameters()]) else {"names": order}
     if form is None:
+        order = _names_in_order(optimizer, module)
+        named = {} if order in ([], [path for path, _ in module.named_parameters()]) else {"names": order}
         return {"optimizer": name, "state_dict": _encode_state_dict(optimizer), **named}
     places, steps = slots_by_parameter(module, skeleton_of(module)), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
@@ -123,7 +123,6 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         "sizes": sizes,
         "held": exact_names,
         "state": state,
-        **named,
         **extra,
     }
 
