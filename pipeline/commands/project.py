@@ -18,7 +18,7 @@ from pipeline.commands.results import (
     Versions,
 )
 from pipeline.project.lockfile import LOCKFILE, is_truncated, read_lockfile
-from pipeline.project.paths import read_paths, runs_root
+from pipeline.project.paths import check_path, read_paths, runs_root
 from pipeline.project.yaml_files import read_definition, read_yaml, stages_of
 from stages.contracts.errors import ParamsError, StageError, StageFailedError, closest
 from stages.contracts.printing import print_error, print_line, print_text
@@ -54,6 +54,7 @@ def check(
     from pipeline.project.params import PARAMS, build_params_error, describe_schedule, read_params
     from pipeline.project.versions import find_stale_versions
 
+    check_path(Path.cwd())
     params = read_params()
     fixed = list(fix_deps(params) if fix else ())
     schedule = list(describe_schedule(params, read_paths()["dataset"]))

@@ -41,7 +41,15 @@ from pipeline.project.dependencies import DepsGuard, guard_deps
 from pipeline.project.git import try_git
 from pipeline.project.inputs import find_data_files, list_values
 from pipeline.project.params import PARAMS, Params, read_params
-from pipeline.project.paths import build_stage_paths, find_above, find_output_md5, read_paths, runs_root
+from pipeline.project.paths import (
+    DVC_FOLDER,
+    build_stage_paths,
+    check_path,
+    find_above,
+    find_output_md5,
+    read_paths,
+    runs_root,
+)
 from pipeline.project.run_cache import remove_stale_entries
 from pipeline.project.snapshot import check_loaded, check_unchanged, store_folder_lists, take_snapshot
 from pipeline.project.versions import check_versions, read_code_hashes, version_of
@@ -65,7 +73,7 @@ READ_ONLY = 0o444
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path], _: DepsGuard) -> None:
     check_params(params)  # in the first stage of `dvc repro`
-    if cache := find_cache(find_above(Path(".dvc"))):
+    if cache := find_cache(find_above(DVC_FOLDER)):
         remove_stale_entries(cache, read_mapping(PARAMS))
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
@@ -131,7 +139,7 @@ def _fit(
             from_params.follow_main(params.fit, stage_paths, context)
             return
         store = fit.fit(params.fit, stage_paths, context)
-        if objects := local_objects(Path(".dvc")):
+        if objects := local_objects(DVC_FOLDER):
             link_into_cache(store / CHECKPOINT_FOLDER, objects)
 
 
@@ -182,10 +190,13 @@ BODIES: dict[str, Callable[[Params, dict[str, Path], DepsGuard], None]] = {
 def run_stage(name: str, renderer: Renderer | None = None) -> None:
     """Run stage *name* with the params.yaml and dvc.yaml of the current folder.
 
-    *renderer* shows the stage that trains. Raises `ParamsError` if there is no such stage, `StageError` if a
-    dependency of the stage is changed while it runs or is missing in dvc.yaml, and whatever the stage raises.
+    *renderer* shows the stage that trains. Raises `ParamsError` if there is no such stage and as `check_path`
+    does, `StageError` if a dependency of the stage is changed while it runs or is missing in dvc.yaml, and
+    whatever the stage raises.
     """
     version = version_of(name)
+    if cache := find_cache(find_above(DVC_FOLDER)):
+        check_path(cache.absolute())
     before = take_snapshot(name)  # first, so that a later change of the files read below is detected
     check_loaded(before, version)
     check_versions(before)

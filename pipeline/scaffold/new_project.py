@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from pipeline.project import versions
 from pipeline.project.collision import find_collision
 from pipeline.project.git import find_top, run_git, try_git
-from pipeline.project.paths import SITE_CACHE_VARIABLE
+from pipeline.project.paths import SITE_CACHE_VARIABLE, check_path
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text
 
@@ -81,9 +81,10 @@ def make_project(directory: Path, template: str) -> tuple[list[str], str | None,
 
     Return the names of the files that git tracks, the commit, None if git refuses it, and lines about the
     project and the next commands. Raises `ParamsError`, and writes nothing, if there is no template of the
-    name *template*, if one of its files already exists, or if a package in *directory* has the name of one
-    of ours.
+    name *template*, if one of its files already exists, if a package in *directory* has the name of one of
+    ours, and as `check_path` does.
     """
+    check_path(directory.resolve())
     if collision := find_collision(directory):
         raise ParamsError(collision)
     bin_folder = environment_bin()
