@@ -95,12 +95,12 @@ def list_missing_deps(params: Params) -> Deps:
     missing = {
         stage: [
             path
-            for path in _simplify({*_find_used_files(stage, params, entry), *noted.get(stage, ())})
+            for path in {*_find_used_files(stage, params, entry), *noted.get(stage, ())}
             if not entry.covers(path) and (path.exists() or overlaps(path, outputs))
         ]
         for stage, entry in declared.items()
     }
-    return {stage: paths for stage, paths in missing.items() if paths}
+    return {stage: _simplify(paths) for stage, paths in missing.items() if paths}
 
 
 @dataclass(frozen=True)
@@ -114,25 +114,35 @@ class Declared:
     def covers(self, path: Path) -> bool:
         """Return whether *path* is in deps or below one, or an output of the stage itself.
 
-        DVC leaves files that .dvcignore excludes out of the hash of a folder.
+        DVC leaves files that .dvcignore excludes out of the hash of a folder, and what links to folders
+        lead to.
         """
         if path in self.deps or _is_below(path, self.outs):
             return True
         if read_ignore_rules().match_file(path):
             return False
-        declared = [*self.deps, *self.outs]
-        return _is_below(path, declared) or _is_below(path.resolve(), [entry.resolve() for entry in declared])
+        declared = [entry.resolve() for entry in (*self.deps, *self.outs)]
+        target = path.resolve()
+        name = target if path.is_dir() else path.parent.resolve() / path.name
+        return _is_below(target, declared) or _is_below(name, declared)
 
     def build_filter(self) -> Callable[[str], bool]:
-        """Return the fast form of `covers` for absolute paths, which follows no links."""
+        """Return the fast form of `covers` for absolute paths; it leaves paths with links to `covers`."""
         deps, outs = map(_to_names, (self.deps, self.outs))
+        linked = _to_names(link for path in self.deps for link in _find_linked_folders(path))
         base, names = f"{Path.cwd()}{os.sep}", deps | outs
-        below_deps, below_outs = (tuple(f"{name}{os.sep}" for name in paths) for paths in (deps, outs))
+        below_deps, below_outs, below_links = (
+            tuple(f"{name}{os.sep}" for name in paths) for paths in (deps, outs, linked)
+        )
         ignored = read_ignore_rules()
         return lambda path: (
             path in names
             or path.startswith(below_outs)
-            or (path.startswith(below_deps) and not ignored.match_file(path.removeprefix(base)))
+            or (
+                path.startswith(below_deps)
+                and not path.startswith(below_links)
+                and not ignored.match_file(path.removeprefix(base))
+            )
         )
 
 
@@ -172,7 +182,8 @@ def _simplify(paths: Iterable[Path]) -> list[Path]:
         by_folder[path.parent].append(path)
     tops = set()
     for folder, files in by_folder.items():
-        tops |= {folder} if len(files) > MAX_FILES and _has_data_only(folder) else set(files)
+        are_many = sum(not path.is_dir() for path in files) > MAX_FILES
+        tops |= {folder} if are_many and _has_data_only(folder) else set(files)
     return sorted(path for path in tops if not tops.intersection(path.parents))
 
 
@@ -241,10 +252,29 @@ def _find_programs(command: str) -> Iterator[Path]:
 def _find_named_data(config: BaseModel, *, certain: bool) -> Iterator[Path]:
     """Yield what *config* names as data; if not *certain*, also any argument of a part that is a file."""
     yield from find_data_files(config)
+    for path in find_data_files(config):
+        if path != Path():  # a source of the whole project reads what its labels name
+            yield from _find_linked_folders(path)
     for name, value, _ in list_strings(config):
         is_argument = ("." in value or "/" in value) and not certain
         if (is_argument or name.endswith(TOKENIZER)) and os.path.isfile(value):  # noqa: PTH113  any text
             yield Path(value)
+
+
+def _find_linked_folders(root: Path) -> Iterator[Path]:
+    """Yield the links to folders in *root*, at any depth, also in the folders that they lead to.
+
+    Names that start with a dot are left out, as in a folder of data.
+    """
+    waiting, seen = [root], {root.resolve()}
+    while waiting:
+        for folder, names, _ in os.walk(waiting.pop()):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            for link in (path for path in map(Path(folder).joinpath, names) if path.is_symlink()):
+                yield link
+                if (target := link.resolve()) not in seen:
+                    seen.add(target)
+                    waiting.append(link)
 
 
 def _find_indexed_files(params: Params) -> Iterator[Path]:
@@ -253,7 +283,9 @@ def _find_indexed_files(params: Params) -> Iterator[Path]:
     if not isinstance(source, ImageFolder) or materialize == "tensors":
         return
     if materialize == "index" or "index" in _read_dataset():
-        yield from (Path(path) for path in (source.path, source.masks) if path is not None)
+        for path in filter(None, (source.path, source.masks)):
+            yield Path(path)
+            yield from _find_linked_folders(Path(path))
 
 
 def _reads_dataset(params: Params) -> bool:

@@ -61,6 +61,7 @@ READS = {
     "module that is run as a program": ("", "runpy.run_path('my_helper.py')", "my_helper.py"),
     "module that is read as data": ("", "exec(Path('my_helper.py').read_text())", "my_helper.py"),
     "file that .dvcignore excludes": ("", "open('tables/a.skip').read()", "tables/a.skip"),
+    "link to a folder in deps": ("", "open('tables/outside/data.csv').read()", "tables/outside/data.csv"),
     "compiled module": ("", "load_compiled('_queue', 'compi' + 'led.so')", "compiled.so"),
     "listed folder": ("", "[path.read_text() for path in Path('few').glob('*')]", "few"),
     "many files": ("", "[open(path).read() for path in Path('many').iterdir()]", "many"),
@@ -155,6 +156,7 @@ def project(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (folder / "linked").symlink_to("tables")
+    (folder / "tables/outside").symlink_to(tmp_path / "outside")
     save_file({"weight": np.zeros(1)}, folder / "w.safetensors")
     shutil.copy(importlib.import_module("_queue").__file__, folder / "compiled.so")
     monkeypatch.chdir(folder)
@@ -342,3 +344,21 @@ def test_data_and_pretrained_files_in_params_are_dependencies(project):
     Path("dvc.yaml").write_text(definition)
     write_source()
     assert [line.rpartition("- ")[2] for line in find_missing_deps(params)] == ["notes.csv"]
+
+
+def test_linked_folders_in_a_folder_of_data_are_dependencies_of_their_own(project):
+    """DVC leaves them out of the hash of the folder, while load-data reads what is in them."""
+    names = [f"tables/{number}" for number in range(9)]
+    Path("tables/outside").unlink()
+    for name in names:
+        Path(name).symlink_to(project.parent / "outside")
+    for name in ("loop", ".hidden"):
+        Path("tables", name).symlink_to("../tables")
+    params = Params.model_validate({"load_data": {"source": {"kind": "image_folder", "path": "tables"}}})
+
+    with pytest.raises(StageError, match=r"load-data reads files .*:(\n      - tables/\d){9}$"):
+        check_deps(params, ["load-data"])
+    added = list(fix_deps(params))
+
+    assert added == [f"dvc.yaml: added {name} to the deps of load-data" for name in names]
+    check_deps(params, ["load-data"])
