@@ -269,7 +269,10 @@ class ImageFiles(FileArray):
                     f"{self.form.root}/{name} has {len(content)} bytes, but load-data read "
                     f"{self.sizes[row]}. Run load-data again"
                 )
-            put(image, decoder.decode(name, content))
+            try:
+                put(image, decoder.decode(name, content))
+            except UndecodableImageError as error:
+                raise DataError(f"{error}. Correct or remove the file") from error
         return images
 
     def to_arrays(self) -> dict[str, np.ndarray]:

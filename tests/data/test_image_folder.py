@@ -201,6 +201,15 @@ def test_corrupt_files_can_be_skipped_with_a_count(tmp_path, caplog):
     assert "bee/3.png cannot be decoded" in caplog.text
 
 
+def test_image_that_became_corrupt_is_named_with_what_to_do(tmp_path):
+    source = draw(tmp_path / "raw")
+    arrays = image_folder.image_folder(source["path"])
+    cut(tmp_path / "raw")
+
+    with pytest.raises(DataError, match=r"bee/3.png cannot be decoded: .*\. Correct or remove the file$"):
+        arrays.inputs[:]
+
+
 REJECTED = {
     "a corrupt file": (cut, {}, "bee/3.png cannot be decoded: .*. Correct or remove the file, or set"),
     "a file that is not an image": (
