@@ -33,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 KEY_HELP = "Key of the run, or the beginning of the key."
-RESUMABLE = (State.INTERRUPTED, State.DEAD)
+RESUMABLE = (State.INTERRUPTED, State.KILLED)
 LastRun = Annotated[str | None, argument(KEY_HELP, "the latest run", metavar="[KEY]")]
 AllRuns = Annotated[str | None, argument(KEY_HELP, "all runs", metavar="[KEY]")]
 

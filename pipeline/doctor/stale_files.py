@@ -227,7 +227,7 @@ def check_run_stores() -> Iterator[Diagnostic]:
         if run.is_stalled:
             message = f"{run.key}: pid {run.owner and run.owner.pid} has made no progress for a minute"
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
-    resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.DEAD)]
+    resumable = [run.key for run in stores if run.state in (State.INTERRUPTED, State.KILLED)]
     more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
     counts = Counter(run.state.value for run in stores)
     listed = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no run store"

@@ -136,7 +136,7 @@ class State(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     """The run is not finished, and its last process released the lock."""
-    DEAD = "dead"
+    KILLED = "killed"
     """The run is not finished, and its last process was killed."""
 
 
@@ -147,7 +147,7 @@ def state_of(store_path: Path) -> State:
         return State.RUNNING
     if (store_path / FINISHED_FILE).exists():
         return State.FINISHED
-    return State.DEAD if lock_holder(lock) else State.INTERRUPTED
+    return State.KILLED if lock_holder(lock) else State.INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Run:
 def read_run(store_path: Path) -> Run:
     """Read the store *store_path*."""
     state = state_of(store_path)
-    owner = lock_holder(lock_of(store_path)) if state in (State.RUNNING, State.DEAD) else None
+    owner = lock_holder(lock_of(store_path)) if state in (State.RUNNING, State.KILLED) else None
     return Run(store_path, state, owner, read_beat(store_path))
 
 

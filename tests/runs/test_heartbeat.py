@@ -87,7 +87,7 @@ def test_heartbeat_is_always_complete_and_is_kept_after_a_kill(tmp_path, process
         worker.wait()
 
     (run,) = runs(tmp_path)
-    assert (run.state, run.beat.epoch) == (State.DEAD, 3)
+    assert (run.state, run.beat.epoch) == (State.KILLED, 3)
     assert run.beat.step > 0
     assert run.owner.pid == worker.pid
     assert run.owner.has_ended()

@@ -128,7 +128,7 @@ def test_store_in_use_names_its_process_and_is_released_when_it_is_killed(root, 
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
 
-        assert state_of(path) is State.DEAD
+        assert state_of(path) is State.KILLED
         with open_store(root, ENTRIES) as store:
             assert (store.path / "work").read_text() == "done"
     assert state_of(path) is State.INTERRUPTED
