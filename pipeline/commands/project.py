@@ -49,7 +49,6 @@ def check(
         find_missing_data,
         find_missing_files,
         find_outside_data,
-        find_untracked_files,
     )
     from pipeline.project.params import PARAMS, build_params_error, describe_schedule, read_params
     from pipeline.project.versions import find_stale_versions
@@ -78,11 +77,7 @@ def check(
     if missing:
         raise ProblemsFound(Checked(missing, fixed, schedule))
     print_text("params.yaml is valid")
-    notes = [
-        *find_outside_data(params, definition),
-        *find_untracked_files(definition),
-        *filter(None, [params.save_model.note]),
-    ]
+    notes = [*find_outside_data(params, definition), *filter(None, [params.save_model.note])]
     for line in notes:
         print_text(line)
     return Checked([], fixed, [*schedule, *notes])

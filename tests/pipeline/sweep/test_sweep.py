@@ -356,7 +356,7 @@ def test_data_outside_of_the_repository_is_reported_by_check_and_before_any_poin
     assert project.call("sweep", "--dry-run", "-S", "fit.seed=1,2").code == 0
 
 
-def test_data_that_git_does_not_track_is_reported_by_check_and_before_any_point(project):
+def test_data_that_git_does_not_track_is_reported_before_any_point(project):
     """A point runs in a copy, which has the data only if git tracks it, or the file of DVC that does."""
     data = project.folder / "data.npz"
     np.savez(data, inputs=np.zeros((20, 4), "float32"), targets=np.arange(20) % 2)
@@ -365,8 +365,7 @@ def test_data_that_git_does_not_track_is_reported_by_check_and_before_any_point(
 
     def try_out(name):
         message = f"git does not track {name}, from which load-data has a dependency, and .* `git add {name}`"
-        checked, planned = project.call("check"), project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
-        assert len(re.findall(message, checked.ok() + planned.err)) in (0, 2)
+        planned = project.call("sweep", "--dry-run", "-S", "fit.seed=1,2")
         return planned.code, bool(re.search(message, planned.err))
 
     assert try_out("data.npz") == (2, True)
