@@ -28,7 +28,7 @@ def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(comma
     def run():
         mount_small_disk(disk, 128 << 10)
         project = finished.copied_to(disk / "project")
-        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 4")
+        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
         before = project.files("artifacts")
         filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-3"), daemon=True)
         filler.start()
