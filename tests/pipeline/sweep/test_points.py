@@ -250,4 +250,5 @@ def test_points_with_the_same_data_run_one_after_the_other(project, sweep_in):
     swept = sweep_in(project, "-j", "2", "-S", "load_data.seed=1,2")
 
     assert swept.run().code == 0
-    assert [name for name in swept.logs() if swept.epochs(name)] == swept.experiments()[:1]
+    assert len(swept.experiments()) == 2
+    assert len([name for name in swept.logs() if swept.epochs(name)]) == 1  # the other one found its store
