@@ -251,8 +251,8 @@ def _find_programs(command: str) -> Iterator[Path]:
 
 def _find_named_data(config: BaseModel, *, certain: bool) -> Iterator[Path]:
     """Yield what *config* names as data; if not *certain*, also any argument of a part that is a file."""
-    yield from find_data_files(config)
     for path in find_data_files(config):
+        yield path
         if path != Path():  # a source of the whole project reads what its labels name
             yield from _find_linked_folders(path)
     for name, value, _ in list_strings(config):
