@@ -66,7 +66,7 @@ def check(
             print_error(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
         mistakes += find_plugin_mistakes(params)
     missing = [
-        *find_missing_files(definition, params),
+        *find_missing_files(definition, params).values(),
         *find_missing_deps(params),
         *find_stale_versions(),
     ]

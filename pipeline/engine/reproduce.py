@@ -212,8 +212,7 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
                     f"Run `dvc repro {quote(name)}`, which also runs the stage that writes it"
                 )
                 missing = find_missing_files(read_definition())
-                message = next((line for line in missing if line.startswith(f"dvc.yaml: {path}, ")), written)
-                raise StageFailedError(message) from error
+                raise StageFailedError(missing.get((name, Path(path)), written)) from error
             raise cause from (cause.__cause__ or error)
         raise
 

@@ -1,4 +1,4 @@
-"""The files and the code that params.yaml and dvc.yaml name, and what is said of files that are missing."""
+"""The files and the code that params.yaml and dvc.yaml name, and the messages about missing files."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,19 +36,21 @@ def find_missing_data(params: Params) -> list[str]:
     ]
 
 
-def find_missing_files(definition: Mapping[str, Any], params: Params | None = None) -> list[str]:
-    """Return a line for each path in the deps of *definition*, that of dvc.yaml, that `dvc repro` would miss.
+def find_missing_files(
+    definition: Mapping[str, Any], params: Params | None = None
+) -> dict[tuple[str, Path], str]:
+    """Return a line for each stage and path in the deps of *definition* that `dvc repro` would miss.
 
-    Data that *params* name are left out, because `find_missing_data` reports them. Empty if only DVC can list
-    the paths of its stages.
+    *definition* is that of dvc.yaml. Data that *params* name are left out, because `find_missing_data`
+    reports them. Empty if only DVC can list the paths of its stages.
     """
     reported = [path for _, path in _paths(params) if not path.exists()] if params else []
-    return [
-        f"dvc.yaml: {path}, in the deps of {name}, does not exist, and no stage writes it. "
+    return {
+        (name, path): f"dvc.yaml: {path}, in the deps of {name}, does not exist, and no stage writes it. "
         f"{find_remedy(path)}"
         for name, path in _list_inputs(definition)
         if not (path.exists() or overlaps(path, reported))
-    ]
+    }
 
 
 def find_untracked_files(definition: Mapping[str, Any]) -> list[str]:

@@ -211,7 +211,7 @@ def run_point(request: PointRequest) -> None:
                 advice = (
                     "or run `git add` or `dvc add`: the copy of a point has only the files that these track"
                 )
-                cause = StageFailedError(f"{missing[0]}, {advice}")
+                cause = StageFailedError(f"{next(iter(missing.values()))}, {advice}")
             raise cause from (cause.__cause__ or error)
 
 

@@ -329,7 +329,7 @@ def _count_parameters(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _find_progress(optimizer: torch.optim.Optimizer) -> set[str]:
-    """Return the entries of the groups of *optimizer* that are no arguments, if it is from outside of torch.
+    """Return the entries of the groups of *optimizer* that are not arguments, if it is from outside of torch.
 
     Such an optimizer may count its steps in them, as those of schedulefree do.
     """

@@ -311,7 +311,7 @@ def test_missing_dependency_that_no_stage_writes_is_reported_with_what_to_do(fil
     with pytest.raises(StageFailedError) as failure:
         reproduce("make", run=body)
 
-    [line] = find_missing_files(read_definition())
+    [line] = find_missing_files(read_definition()).values()
     assert str(failure.value) == line
     assert line.endswith(remedy)
 
