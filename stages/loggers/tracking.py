@@ -134,10 +134,11 @@ class TrackerProcess(NoRenderer):
         """Start the tracker's process."""
         self._progress = progress
         self._due = time.monotonic() + self._interval
-        for event in read_epochs(self.directory / EVENTS_FILE, progress.first_epoch):
+        events = read_events(self.directory / EVENTS_FILE)
+        for event in select_epochs(events, progress.first_epoch):
             self._summary |= select_metrics(event["point"]["values"]) | {"epochs": event["point"]["step"]}
             self._finished_batches = event.get("batches", 0)
-        self._batch = read_trained(self.directory / EVENTS_FILE, progress.first_epoch)
+        self._batch = count_trained(events, progress.first_epoch)
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
@@ -229,27 +230,30 @@ def select_metrics(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name.partition("/")[0] in list(Split)}
 
 
-def read_epochs(path: Path, first_epoch: int) -> list[dict[str, Any]]:
-    """Return the events in the file *path* with the values of an epoch before *first_epoch*."""
-    with suppress(OSError, KeyError, TypeError), path.open("rb") as lines:
-        events = [event for event in map(_parse, lines) if "point" in event]
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events in the file *path*; none if it cannot be read."""
+    with suppress(OSError), path.open("rb") as lines:
+        return [*map(_parse, lines)]
+    return []
+
+
+def select_epochs(events: Sequence[Mapping[str, Any]], first_epoch: int) -> list[Mapping[str, Any]]:
+    """Return those of *events* with the values of an epoch before *first_epoch*."""
+    with suppress(KeyError, TypeError):
         return [
             event
             for event in events
-            if event["point"]["step"] < first_epoch and select_metrics(event["point"]["values"])
+            if "point" in event
+            and event["point"]["step"] < first_epoch
+            and select_metrics(event["point"]["values"])
         ]
     return []
 
 
-def read_trained(path: Path, epoch: int) -> int:
-    """Return the batches of training in *epoch* if a process has begun its validation, else 0.
-
-    They are in the events in the file *path*.
-    """
-    with suppress(OSError, KeyError, TypeError), path.open("rb") as lines:
-        return int(
-            next((event["batches"] for event in map(_parse, lines) if event.get("trained") == epoch), 0)
-        )
+def count_trained(events: Sequence[Mapping[str, Any]], epoch: int) -> int:
+    """Return the batches of training in *epoch* if a process has begun its validation, else 0."""
+    with suppress(KeyError, TypeError):
+        return int(next((event["batches"] for event in events if event.get("trained") == epoch), 0))
     return 0
 
 
